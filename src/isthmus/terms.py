@@ -1,0 +1,179 @@
+"""Frozen values that cross rooms: what islands say to each other, and what a link reports.
+
+The words are those of ``docs/glossary.md``. Everything here is plain data; nothing here decides or acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+NO_REFERENCE = b""
+"""The hash of an edge's reference where there is none (``c = 0``)."""
+
+NO_PUBLICATION = 0
+"""The id that stands for "no publication"; real ids are ``incarnation << 32 | sequence``."""
+
+
+class Phase(StrEnum):
+    """Where an island is in its run."""
+
+    JOINING = "joining"
+    TRAINING = "training"
+    FINISHING = "finishing"
+    DONE = "done"
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a publication says of itself; signed together with the root of its chunk hashes.
+
+    ``tokens`` is T, the tokens its sender has trained; ``weight_tokens`` is d, those since its last completed
+    meeting of this fragment on this edge; ``cursor`` is the sender's data cursor; ``reference`` is H(c).
+    """
+
+    run: str
+    sender: str
+    receiver: str
+    fragment: int
+    epoch: int
+    version: int
+    sender_incarnation: int
+    receiver_incarnation: int
+    publication: int
+    step: int
+    tokens: int
+    weight_tokens: int
+    cursor: int
+    reference: bytes
+    codec: str
+    num_bytes: int
+    final: bool = False
+
+
+class SignedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A header, the root hash of its payload's chunk tree, and the sender's Ed25519 signature over both."""
+
+    header: Header
+    root: bytes
+    signature: bytes
+
+
+class EdgeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one end of an edge holds of one fragment; a HELLO carries one per fragment.
+
+    ``last`` is the pair of ids (own, partner's) of the last completed meeting. ``tokens_met`` and
+    ``peer_tokens_met`` are T of this end and of the other end at that meeting, as recorded here.
+    """
+
+    epoch: int
+    version: int
+    reference: bytes
+    mine: int = NO_PUBLICATION
+    theirs: int = NO_PUBLICATION
+    last: tuple[int, int] | None = None
+    tokens_met: int = 0
+    peer_tokens_met: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="hello"):
+    """Opens or re-opens an edge. ``held`` is the newest header of the receiver's that the sender holds."""
+
+    run: str
+    sender: str
+    incarnation: int
+    peer_incarnation: int
+    tokens: int
+    rounds: int
+    complete: bool
+    layout: bytes
+    edges: tuple[EdgeReport, ...]
+    held: SignedHeader | None = None
+
+
+class Pulse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="pulse"):
+    """Small news, sent at every departure: tokens trained per island, as last heard, and the sender's phase."""
+
+    tokens: Mapping[str, int]
+    phase: Phase
+    step: int = 0
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layout"):
+    """Every parameter as ``name shape dtype policy``, sent when two islands' layout digests differ."""
+
+    entries: tuple[str, ...]
+
+
+class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="goodbye"):
+    """The sender leaves on purpose, and says why."""
+
+    reason: str
+
+
+Message = Hello | Pulse | Layout | Goodbye
+
+
+class PeerUp(msgspec.Struct, frozen=True):
+    """A peer can be reached: authenticated, same run, same protocol."""
+
+    peer: str
+    incarnation: int
+    rtt_s: float = 0.0
+
+
+class PeerDown(msgspec.Struct, frozen=True):
+    """A peer can no longer be reached, or was refused; ``reason`` is for people."""
+
+    peer: str
+    reason: str
+
+
+class MessageReceived(msgspec.Struct, frozen=True):
+    """A small message from a peer."""
+
+    peer: str
+    message: Message
+
+
+class PublicationReceived(msgspec.Struct, frozen=True):
+    """A whole publication whose chunk hashes, root and signature were verified against ``peer``'s identity.
+
+    ``payload`` is read-only; ``wire_bytes`` counts what crossed the link for it, compression included.
+    """
+
+    peer: str
+    signed: SignedHeader
+    payload: memoryview
+    wire_bytes: int = 0
+
+
+class PublicationSent(msgspec.Struct, frozen=True):
+    """The last byte of a publication was handed to the network; ``signed`` is what the peer will hold."""
+
+    peer: str
+    signed: SignedHeader
+    wire_bytes: int
+    seconds: float
+
+
+class LinkSample(msgspec.Struct, frozen=True):
+    """Bytes that crossed the link (all framing and encryption counted) in one window of ``window_s``."""
+
+    at_s: float
+    window_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
+class LinkAlarm(msgspec.Struct, frozen=True):
+    """Something the link refused or survived: a wrong key, garbage, a bad chunk. ``peer`` may be unknown."""
+
+    peer: str | None
+    what: str
+
+
+LinkEvent = (
+    PeerUp | PeerDown | MessageReceived | PublicationReceived | PublicationSent | LinkSample | LinkAlarm
+)
