@@ -1,1 +1,34 @@
-"""TODO"""
+"""What survives the process: checkpoints saved whole or not at all, the lock, the incarnation, and exports.
+
+Everything is written through a ``Storage``, so that tests and the lab can use one in memory or one that fails
+on schedule. No file is ever unpickled; whatever is damaged is a ``CheckpointError``.
+"""
+
+from isthmus.checkpoint.checkpoint import LoadedInfo, SavedInfo, Skipped, load_latest, prune, save
+from isthmus.checkpoint.export import export_safetensors, load_exported
+from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
+from isthmus.checkpoint.incarnation import raise_incarnation
+from isthmus.checkpoint.lock import IslandLock
+from isthmus.checkpoint.rng import rng_state, set_rng_state
+from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage
+
+__all__ = [
+    "CrashError",
+    "FaultPlan",
+    "FaultyStorage",
+    "IslandLock",
+    "LoadedInfo",
+    "LocalStorage",
+    "MemoryStorage",
+    "SavedInfo",
+    "Skipped",
+    "Storage",
+    "export_safetensors",
+    "load_exported",
+    "load_latest",
+    "prune",
+    "raise_incarnation",
+    "rng_state",
+    "save",
+    "set_rng_state",
+]

@@ -1,0 +1,240 @@
+"""Save and load one nested state: whole or not at all, newest first, the one before it as the fallback.
+
+A checkpoint is two files with one number: ``checkpoint-00000007.safetensors`` holds the state, and
+``checkpoint-00000007.json``, written after it, holds its length and SHA-256 and so commits it. Numbers only
+grow and no file is ever written twice, so each committed checkpoint stays what it was when it was committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from isthmus.checkpoint.safetensors_file import decode, encode
+from isthmus.checkpoint.storage import Chunk, Storage
+from isthmus.checkpoint.structure import flatten, unflatten
+from isthmus.errors import CheckpointError
+
+FORMAT = "isthmus-checkpoint-1"
+
+_PREFIX = "checkpoint-"
+_STATE = ".safetensors"
+_COMMIT = ".json"
+_FILE = re.compile(r"checkpoint-(\d{8,18})\.(?:safetensors|json)", re.ASCII)
+_MAX_COMMIT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class SavedInfo:
+    """A checkpoint that is safe on its storage; ``num_bytes`` counts the file of its state."""
+
+    name: str
+    step: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A committed checkpoint that could not be used, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoadedInfo:
+    """The checkpoint a state came from, and the newer ones that were damaged."""
+
+    name: str
+    step: int
+    num_bytes: int
+    skipped: tuple[Skipped, ...]
+
+
+class _Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the small file says of the large one."""
+
+    format: str
+    step: int
+    num_bytes: int
+    sha256: str
+
+
+def save(storage: Storage, step: int, state: Mapping[str, Any]) -> SavedInfo:
+    """Store ``state`` as the newest checkpoint; durable when this returns. Nothing older is touched.
+
+    Args:
+        storage: Where to; this call must be its only writer meanwhile.
+        step: The step the state belongs to.
+        state: None, bool, int, float, str, bytes, tensors, and lists, tuples and mappings of these; must not
+            change during the call. Tensors are stored by value.
+
+    Raises:
+        CheckpointError: The disk is full or failing, or the state holds something that cannot be stored. The
+            checkpoints before it stay good.
+    """
+    structure, leaves = flatten(dict(state))
+    chunks = _Hashed(encode(leaves, {"format": FORMAT, "step": str(step), "structure": structure}))
+    try:
+        storage.sweep()
+        number = max(_numbers(storage.names(_PREFIX)), default=0) + 1
+        return _write(storage, _stem(number), step, chunks)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {step} was not saved",
+            got=error,
+            mend="Older checkpoints are good. Free space or repair the disk; the next save tries again.",
+        ) from error
+
+
+def load_latest(storage: Storage) -> tuple[dict[str, Any], LoadedInfo] | None:
+    """The newest state that verifies, on the CPU; None where nothing was ever committed.
+
+    Raises:
+        CheckpointError: There are checkpoints, and all are damaged.
+        OSError: The storage cannot be listed.
+    """
+    skipped: list[Skipped] = []
+    for name in reversed(_committed(storage)):
+        try:
+            state, commit = _load(storage, name)
+        except (CheckpointError, OSError) as error:
+            skipped.append(Skipped(name, str(error)))
+        else:
+            return state, LoadedInfo(name, commit.step, commit.num_bytes, tuple(skipped))
+    if not skipped:
+        return None
+    raise CheckpointError(
+        "no checkpoint can be used",
+        got=" | ".join(f"{skip.name}: {skip.reason}" for skip in skipped),
+        mend="Restore the files from a copy, or move them away to start without a checkpoint.",
+    )
+
+
+def prune(storage: Storage, *, keep: int = 2) -> tuple[str, ...]:
+    """Delete all but the newest ``keep`` committed checkpoints, and what interrupted saves left.
+
+    Call it after ``save`` has returned. An interruption leaves whole checkpoints, and leftovers of old ones.
+
+    Returns:
+        The names of what was deleted.
+
+    Raises:
+        CheckpointError: ``keep`` is below 1.
+        OSError: The storage fails.
+    """
+    if keep < 1:
+        raise CheckpointError("at least one checkpoint must be kept", got=keep)
+    storage.sweep()
+    kept = set(_committed(storage)[-keep:])
+    stale = sorted({_stem(number) for number in _numbers(storage.names(_PREFIX))} - kept)
+    for name in stale:
+        _discard(storage, name)
+    return tuple(stale)
+
+
+def _write(storage: Storage, name: str, step: int, chunks: _Hashed) -> SavedInfo:
+    try:
+        storage.write_atomic(f"{name}{_STATE}", chunks)
+        commit = _Commit(FORMAT, step, chunks.num_bytes, chunks.sha256)
+        storage.write_atomic(f"{name}{_COMMIT}", [msgspec.json.encode(commit)])
+    except OSError:
+        with suppress(OSError):
+            _discard(storage, name)
+        raise
+    return SavedInfo(name, step, commit.num_bytes, commit.sha256)
+
+
+def _load(storage: Storage, name: str) -> tuple[dict[str, Any], _Commit]:
+    commit = _read_commit(storage, f"{name}{_COMMIT}")
+    num_bytes = storage.size(f"{name}{_STATE}")
+    if num_bytes != commit.num_bytes:
+        raise CheckpointError("file of the state has another length", got=num_bytes, wanted=commit.num_bytes)
+    with storage.open(f"{name}{_STATE}") as file:
+        reader = _HashingReader(file)
+        leaves, metadata = decode(reader, num_bytes)
+    if reader.sha256 != commit.sha256:
+        raise CheckpointError("file of the state has another SHA-256", got=reader.sha256, wanted=commit.sha256)
+    if metadata.get("format") != FORMAT or metadata.get("step") != str(commit.step):
+        raise CheckpointError("the two files of a checkpoint disagree", got=metadata.get("step"), wanted=commit.step)
+    state = unflatten(metadata.get("structure", ""), leaves)
+    if not isinstance(state, dict):
+        raise CheckpointError("the state is not a dictionary", got=type(state).__name__)
+    return state, commit
+
+
+def _read_commit(storage: Storage, name: str) -> _Commit:
+    with storage.open(name) as file:
+        raw = file.read(_MAX_COMMIT_BYTES)
+    try:
+        commit = msgspec.json.decode(raw, type=_Commit)
+    except msgspec.DecodeError as error:
+        raise CheckpointError("commit record is damaged", got=error) from None
+    if commit.format != FORMAT:
+        raise CheckpointError("checkpoint of another format", got=repr(commit.format[:80]), wanted=FORMAT)
+    return commit
+
+
+def _discard(storage: Storage, name: str) -> None:
+    """Delete a checkpoint; its commit record first, so that none is ever left without a state."""
+    storage.delete(f"{name}{_COMMIT}")
+    storage.delete(f"{name}{_STATE}")
+
+
+def _committed(storage: Storage) -> list[str]:
+    """Checkpoints with a commit record, oldest first."""
+    return [_stem(number) for number in sorted(_numbers(storage.names(_PREFIX), suffix=_COMMIT))]
+
+
+def _numbers(names: Iterable[str], suffix: str = "") -> set[int]:
+    """Numbers of the checkpoints that have a file ending in ``suffix``."""
+    found = (_FILE.fullmatch(name) for name in names if name.endswith(suffix))
+    return {int(match[1]) for match in found if match}
+
+
+def _stem(number: int) -> str:
+    return f"{_PREFIX}{number:08d}"
+
+
+class _Hashed:
+    """Chunks passed through, with their length and SHA-256 so far."""
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self._chunks = chunks
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in self._chunks:
+            self._hash.update(chunk)
+            self.num_bytes += memoryview(chunk).nbytes
+            yield chunk
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _HashingReader:
+    """A file read front to back, with the SHA-256 of what was read."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        count = self._file.readinto(buffer)
+        self._hash.update(buffer[:count])
+        return count
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()

@@ -1,0 +1,207 @@
+"""Where checkpoints live: a folder of named files, each replaced whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from isthmus.errors import CheckpointError
+
+Chunk = bytes | bytearray | memoryview
+"""A contiguous piece of a file."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TMP_SUFFIX = ".tmp"
+
+
+class Storage(Protocol):
+    """A flat set of named files with one writer at a time and any number of readers.
+
+    Names are letters, digits, dots, dashes and underscores, starting with a letter or digit; others are
+    refused with ``CheckpointError``. What the medium refuses is an ``OSError``.
+    """
+
+    def write_atomic(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Replace ``name`` by the joined chunks; durable when this returns.
+
+        On an error, also one raised by ``chunks``, nothing half-written is visible and the old file stays.
+        """
+        ...
+
+    def open(self, name: str) -> io.BufferedIOBase:
+        """The file from its start, to be closed by the caller; ``FileNotFoundError`` if there is none."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Length in bytes; ``FileNotFoundError`` if there is no such file."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        ...
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names that start with ``prefix``, sorted."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file durably; no error if there is none."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what writes interrupted by a crash left behind; only for the writer, between its writes."""
+        ...
+
+
+class LocalStorage:
+    """A folder on a local disk or a shared POSIX file system; created by the first write.
+
+    Args:
+        root: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write_atomic(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Write beside the file, sync, rename over it, sync the folder."""
+        write_file_atomic(self._path(name), chunks)
+
+    def open(self, name: str) -> io.BufferedIOBase:
+        """The file, buffered."""
+        return self._path(name).open("rb")
+
+    def size(self, name: str) -> int:
+        """Length in bytes."""
+        return self._path(name).stat().st_size
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return self._path(name).is_file()
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names that start with ``prefix``, sorted; a folder that is not there yet is empty."""
+        return [name for name in self._all_names() if name.startswith(prefix) and _NAME.fullmatch(name)]
+
+    def delete(self, name: str) -> None:
+        """Unlink and sync the folder."""
+        path = self._path(name)
+        with suppress(FileNotFoundError):
+            path.unlink()
+            _sync_folder(path.parent)
+
+    def sweep(self) -> None:
+        """Remove temporary files."""
+        for name in self._all_names():
+            if name.startswith(".") and name.endswith(_TMP_SUFFIX):
+                (self._root / name).unlink(missing_ok=True)
+
+    def _all_names(self) -> list[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file())
+        except FileNotFoundError:
+            return []
+
+    def _path(self, name: str) -> Path:
+        return self._root / _checked(name)
+
+
+class MemoryStorage:
+    """Files in memory, for a virtual world: a finished write is durable, an unfinished one leaves nothing.
+
+    The object outlives the island that writes to it, as a disk does.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def write_atomic(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Join the chunks, then replace."""
+        content = b"".join(chunks)
+        self._files[_checked(name)] = content
+
+    def open(self, name: str) -> io.BufferedIOBase:
+        """A reader of the content as it is now."""
+        return io.BytesIO(self._content(name))
+
+    def size(self, name: str) -> int:
+        """Length in bytes."""
+        return len(self._content(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return _checked(name) in self._files
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names that start with ``prefix``, sorted."""
+        return sorted(name for name in self._files if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        """Forget the file."""
+        self._files.pop(_checked(name), None)
+
+    def sweep(self) -> None:
+        """Nothing to do: an interrupted write leaves nothing."""
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self._files[_checked(name)]
+        except KeyError:
+            raise FileNotFoundError(f"no file {name} in memory") from None
+
+
+def write_file_atomic(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Replace the file at ``path`` by the joined chunks; missing folders are made.
+
+    The old file stays until the new one is whole and on the disk; on an error the temporary file is removed.
+    An error of the very last sync leaves the new file in place, though a loss of power may undo it.
+
+    Raises:
+        OSError: The disk is full, read-only or failing.
+    """
+    _make_folder(path.parent)
+    tmp = path.with_name(f".{path.name}{_TMP_SUFFIX}")
+    try:
+        with tmp.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        tmp.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            tmp.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(
+            "not a name for a stored file",
+            got=repr(name),
+            wanted="letters, digits, dots, dashes, underscores",
+        )
+    return name

@@ -1,0 +1,215 @@
+"""The pair rule's formulas, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from isthmus.codec import CODECS
+from isthmus.errors import ConfigError, ProtocolError
+from isthmus.mixing import (
+    adopt,
+    arrive,
+    assign,
+    check_outer,
+    depart,
+    depart_buffer,
+    difference,
+    low_counts,
+    merge_reference,
+    merge_weights,
+    mesh_round,
+    published,
+)
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape or (1000,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_departure_is_a_nesterov_step_on_own_progress() -> None:
+    slow, fast, velocity = normal(0).double(), normal(1).double(), normal(2).double()
+    a, theta, m = slow.numpy().copy(), fast.numpy().copy(), velocity.numpy().copy()
+    depart(slow, fast, velocity, outer_lr=0.7, momentum=0.6)
+    m = 0.6 * m + (a - theta)
+    y = a - 0.7 * ((a - theta) + 0.6 * m)
+    np.testing.assert_allclose(slow.numpy(), y, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(velocity.numpy(), m, rtol=0, atol=1e-14)
+    assert torch.equal(fast, slow)
+
+
+def test_a_calm_departure_keeps_the_fast_weights_bit_for_bit() -> None:
+    slow, fast, velocity = normal(0), normal(1), normal(2)
+    before, progress = fast.clone(), slow - fast
+    depart(slow, fast, velocity, outer_lr=1.0, momentum=0.0)
+    assert torch.equal(fast, before)
+    assert torch.equal(slow, before)
+    assert torch.equal(velocity, progress)
+
+
+def test_parameters_move_in_place_without_a_gradient() -> None:
+    parameter = nn.Parameter(normal(1))
+    where = parameter.data_ptr()
+    slow, velocity = normal(0), torch.zeros(1000)
+    depart(slow, parameter, velocity, outer_lr=0.7, momentum=0.6)
+    arrive(slow, parameter, published=slow.clone(), merged=normal(3))
+    adopt(slow, parameter, velocity, merged=normal(4))
+    assert parameter.data_ptr() == where
+    assert parameter.grad_fn is None
+    assert torch.equal(parameter, normal(4))
+
+
+def test_a_buffer_departs_as_it_is() -> None:
+    slow, fast = normal(0), normal(1)
+    depart_buffer(slow, fast)
+    assert torch.equal(slow, normal(1))
+    assert torch.equal(fast, normal(1))
+
+
+def test_a_correction_moves_slow_and_fast_weights_alike() -> None:
+    slow, fast, said, merged = (normal(seed).double() for seed in range(4))
+    expected_slow, expected_fast = slow + (merged - said), fast + (merged - said)
+    arrive(slow, fast, published=said, merged=merged)
+    assert torch.equal(slow, expected_slow)
+    assert torch.equal(fast, expected_fast)
+
+
+def test_adoption_takes_everything_and_stops_the_velocity() -> None:
+    slow, fast, velocity, merged = (normal(seed) for seed in range(4))
+    adopt(slow, fast, velocity, merged=merged)
+    assert torch.equal(slow, merged)
+    assert torch.equal(fast, merged)
+    assert not velocity.any()
+    adopt(slow, fast, None, merged=normal(5))
+    assert torch.equal(fast, normal(5))
+
+
+def test_the_end_assigns_the_slow_weights() -> None:
+    slow = normal(0)
+    assign(slow, merged=normal(1))
+    assert torch.equal(slow, normal(1))
+
+
+def test_without_a_reference_everything_is_said() -> None:
+    slow, decoded = normal(0), normal(1)
+    assert torch.equal(difference(slow, None), slow)
+    assert torch.equal(published(None, decoded), decoded)
+    assert difference(slow, None).data_ptr() != slow.data_ptr()
+    assert published(None, decoded).data_ptr() != decoded.data_ptr()
+
+
+def test_a_publication_says_the_reference_and_what_was_decoded() -> None:
+    assert torch.equal(difference(normal(0), normal(1)), normal(0) - normal(1))
+    assert torch.equal(published(normal(0), normal(1)), normal(0) + normal(1))
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (2, 1), (3, 7), (1, 1), (10**12, 7), (7, 10**15), (123_456, 654_321)])
+def test_weights_are_fp32_shares_of_tokens_and_sum_to_one(tokens: tuple[int, int]) -> None:
+    low, high = merge_weights(*tokens, low_counts_if_none=True)
+    assert low + high == 1.0
+    assert float(np.float32(low)) == low
+    assert float(np.float32(high)) == high
+    assert abs(low - tokens[0] / sum(tokens)) <= 2.0**-24
+
+
+def test_an_end_that_did_not_train_has_no_weight() -> None:
+    assert merge_weights(0, 5, low_counts_if_none=True) == (0.0, 1.0)
+    assert merge_weights(5, 0, low_counts_if_none=False) == (1.0, 0.0)
+    assert merge_weights(0, 0, low_counts_if_none=True) == (1.0, 0.0)
+    assert merge_weights(0, 0, low_counts_if_none=False) == (0.0, 1.0)
+
+
+def test_negative_tokens_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="negative"):
+        merge_weights(-1, 5, low_counts_if_none=True)
+
+
+@pytest.mark.parametrize(
+    ("low_complete", "high_complete", "low_tokens", "high_tokens", "low"),
+    [
+        (True, False, 0, 9, True),
+        (False, True, 9, 0, False),
+        (True, True, 1, 2, False),
+        (True, True, 2, 1, True),
+        (False, False, 1, 2, False),
+        (True, True, 2, 2, True),
+    ],
+)
+def test_the_complete_then_the_experienced_then_the_lower_end_counts(
+    low_complete: bool, high_complete: bool, low_tokens: int, high_tokens: int, low: bool
+) -> None:
+    assert low is low_counts(
+        low_complete=low_complete,
+        high_complete=high_complete,
+        low_tokens=low_tokens,
+        high_tokens=high_tokens,
+    )
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (3, 1), (17, 10**9), (1, 0)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20])
+def test_merging_equals_numpy_bit_for_bit(tokens: tuple[int, int], scale: float) -> None:
+    c, low, high = (normal(seed, 1_000_000) * scale for seed in range(3))
+    w_low, w_high = merge_weights(*tokens, low_counts_if_none=True)
+    merged = merge_reference(c, low, high, w_low, w_high)
+    terms = low.numpy() * np.float32(w_low)
+    if w_high:
+        terms = terms + high.numpy() * np.float32(w_high)
+    assert merged.numpy().tobytes() == (c.numpy() + terms).tobytes()
+
+
+def test_merging_decoded_int4_equals_numpy_bit_for_bit() -> None:
+    codec = CODECS["int4"]
+    decoded = []
+    for seed in (0, 1):
+        data = torch.empty(50, codec.row_bytes(300), dtype=torch.uint8)
+        codec.encode(normal(seed, 50, 300), data)
+        decoded.append(codec.decode(data, 300))
+    low, high = decoded
+    merged = merge_reference(None, low, high, 0.3125, 0.6875)
+    expected = low.numpy() * np.float32(0.3125) + high.numpy() * np.float32(0.6875)
+    assert merged.numpy().tobytes() == expected.tobytes()
+
+
+def test_merging_leaves_its_inputs_alone() -> None:
+    c, low, high = normal(0), normal(1), normal(2)
+    merge_reference(c, low, high, 0.25, 0.75)
+    merge_reference(None, low, None, 1.0, 0.0)
+    assert torch.equal(c, normal(0))
+    assert torch.equal(low, normal(1))
+    assert torch.equal(high, normal(2))
+
+
+def test_a_missing_publication_may_have_no_weight_only() -> None:
+    assert torch.equal(merge_reference(None, None, normal(1), 0.0, 1.0), normal(1))
+    with pytest.raises(ProtocolError, match="without payload"):
+        merge_reference(None, None, normal(1), 0.5, 0.5)
+    with pytest.raises(ProtocolError, match="neither"):
+        merge_reference(None, normal(0), normal(1), 0.0, 0.0)
+
+
+def test_a_mesh_round_is_one_nesterov_step_on_the_mean() -> None:
+    anchor, velocity = normal(0).double(), normal(1).double()
+    progress = [normal(seed).double() for seed in (2, 3, 4)]
+    mean = 0.5 * progress[0] + 0.25 * progress[1] + 0.25 * progress[2]
+    m = 0.6 * velocity + mean
+    expected = anchor - 0.7 * (mean + 0.6 * m)
+    mesh_round(anchor, velocity, progress, [0.5, 0.25, 0.25], outer_lr=0.7, momentum=0.6)
+    torch.testing.assert_close(anchor, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(velocity, m, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("outer_lr", "momentum"), [(1.0, 0.0), (0.7, 0.6), (0.4, 0.9), (4.0, 0.0)])
+def test_a_sound_outer_step_is_taken(outer_lr: float, momentum: float) -> None:
+    check_outer(outer_lr, momentum)
+
+
+@pytest.mark.parametrize(
+    ("outer_lr", "momentum"),
+    [(0.0, 0.5), (-1.0, 0.5), (0.7, 1.0), (0.7, -0.1), (0.7, 0.9), (float("nan"), 0.5), (0.7, float("nan"))],
+)
+def test_an_unsound_outer_step_is_refused(outer_lr: float, momentum: float) -> None:
+    with pytest.raises(ConfigError, match="outer"):
+        check_outer(outer_lr, momentum)
