@@ -30,7 +30,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What a publication says of itself; signed together with the root of its chunk hashes.
 
     ``tokens`` is T, the tokens its sender has trained; ``weight_tokens`` is d, those since its last completed
-    meeting of this fragment on this edge; ``cursor`` is the sender's data cursor; ``reference`` is H(c).
+    meeting of this fragment on this edge; ``run_tokens`` are those of all islands as the sender has heard;
+    ``cursor`` is the sender's data cursor; ``reference`` is H(c).
     """
 
     run: str
@@ -45,11 +46,22 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     step: int
     tokens: int
     weight_tokens: int
+    run_tokens: int
     cursor: int
     reference: bytes
     codec: str
     num_bytes: int
     final: bool = False
+
+    def addressed(self, sender_incarnation: int, receiver_incarnation: int) -> Header:
+        """The same publication, said anew between other incarnations of its two ends."""
+        return msgspec.structs.replace(
+            self, sender_incarnation=sender_incarnation, receiver_incarnation=receiver_incarnation
+        )
+
+    def coded(self, codec: str, num_bytes: int) -> Header:
+        """The same publication, once it is known how it is coded."""
+        return msgspec.structs.replace(self, codec=codec, num_bytes=num_bytes)
 
 
 class SignedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +113,7 @@ class Pulse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layout"):
-    """Every parameter as ``name shape dtype policy``, sent when two islands' layout digests differ."""
+    """Every parameter as ``name shape kind policy``, sent when two islands' layout digests differ."""
 
     entries: tuple[str, ...]
 
@@ -174,6 +186,4 @@ class LinkAlarm(msgspec.Struct, frozen=True):
     what: str
 
 
-LinkEvent = (
-    PeerUp | PeerDown | MessageReceived | PublicationReceived | PublicationSent | LinkSample | LinkAlarm
-)
+LinkEvent = PeerUp | PeerDown | MessageReceived | PublicationReceived | PublicationSent | LinkSample | LinkAlarm

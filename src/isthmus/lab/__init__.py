@@ -1,1 +1,5 @@
-"""TODO"""
+"""Many islands in one process on a virtual clock: the same session on memory links, no second implementation."""
+
+from isthmus.lab.world import Resident, World
+
+__all__ = ["Resident", "World"]

@@ -1,0 +1,214 @@
+"""Who else is there: reachable, of the same make, and in agreement about every edge. No tensors, no I/O."""
+
+from __future__ import annotations
+
+from isthmus import meeting
+from isthmus.meeting import Action
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import Clear, Order, Resend, Send, Warn
+from isthmus.terms import Header, Hello, Layout, Message, Phase, Pulse, SignedHeader
+
+
+class Company:
+    """The other islands as this one sees them.
+
+    Args:
+        plan: The settings.
+        memory: The island's memory; edges and peers change in place.
+        incarnation: The number of this start.
+        layout_lines: Every parameter in words, for a peer whose layout differs.
+        outbox: Where orders go.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Memory,
+        incarnation: int,
+        *,
+        layout_lines: tuple[str, ...],
+        outbox: list[Order],
+    ) -> None:
+        self.heard: set[str] = set()
+        self.misfits: set[str] = set()
+        self.other_start: set[str] = set()
+        self._plan, self._memory, self._incarnation = plan, memory, incarnation
+        self._layout_lines, self._outbox = layout_lines, outbox
+        self._alive: set[str] = set()
+        self._hello_due: set[str] = set()
+        self._asking: set[str] = set()
+        self._hello_at_s: dict[str, float] = {}
+
+    @property
+    def living(self) -> list[str]:
+        """Islands that can be reached and whose model fits, by name."""
+        return sorted(self._alive - self.misfits)
+
+    def is_open(self, peer: str, fragment: int) -> bool:
+        """Whether both ends of an edge agree and the peer lives."""
+        return peer in self._alive and peer not in self.misfits and self._memory.edges[peer][fragment].open
+
+    def may_knock(self, peer: str, fragment: int) -> bool:
+        """Whether a publication to this peer can hope for an answer."""
+        return self._answers(peer) and self._memory.edges[peer][fragment].open
+
+    def is_awaited(self, peer: str, fragment: int) -> bool:
+        """Whether an own publication to this peer waits for an answer that can still come."""
+        return self._answers(peer) and self._memory.edges[peer][fragment].mine is not None
+
+    def came(self, peer: str, incarnation: int) -> None:
+        """The link reached a peer."""
+        if peer in self._plan.peers:
+            self._meet(peer, incarnation)
+            self._alive.add(peer)
+            self._hello_due.add(peer)
+
+    def went(self, peer: str) -> None:
+        """The link lost a peer."""
+        self._alive.discard(peer)
+
+    def hear(self, peer: str, message: Message) -> None:
+        """Take in a small message."""
+        match message:
+            case Hello():
+                self._take_hello(peer, message)
+            case Pulse():
+                self._memory.peers[peer].phase = message.phase
+                for name, tokens in message.tokens.items():
+                    self.hear_tokens(name, tokens)
+            case Layout():
+                self.misfits.add(peer)
+            case _:
+                pass
+
+    def hear_tokens(self, name: str, tokens: int) -> None:
+        """Remember the most tokens that anybody has reported of an island."""
+        if name in self._memory.peers:
+            known = self._memory.peers[name]
+            known.tokens = max(known.tokens, tokens)
+
+    def hold(self, peer: str, signed: SignedHeader) -> None:
+        """Keep the header that shows the most tokens of a peer's; what comes late or again may show fewer."""
+        known = self._memory.peers[peer]
+        if known.held is None or signed.header.tokens >= known.held.header.tokens:
+            known.held = signed
+
+    def say_hello_to_all(self) -> None:
+        """Say HELLO to everybody at the next chance."""
+        self._hello_due.update(self._alive)
+
+    def pulse(self, phase: Phase) -> None:
+        """Tell the living how many tokens each island has trained, and one's own phase."""
+        tokens = {name: peer.tokens for name, peer in self._memory.peers.items()}
+        tokens[self._plan.name] = self._memory.tokens
+        message = Pulse(tokens=tokens, phase=phase, step=self._memory.step)
+        self._outbox.extend(Send(peer, message) for peer in self.living)
+
+    def flush_hellos(self, now_s: float) -> None:
+        """Say HELLO where the table asked for it, and again where an edge has not come to agree for a while."""
+        every_s = self._plan.hello_every_s
+        for peer in self.living:
+            since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
+            edges = self._memory.edges[peer]
+            shut = any(not edge.open for edge in edges) and not self._memory.peers[peer].is_refused
+            unanswered = any(edge.mine for edge in edges)
+            if (since_s >= every_s and (shut or peer in self._asking)) or (since_s >= 6 * every_s and unanswered):
+                self._hello_due.add(peer)
+        self._asking.clear()
+        for peer in sorted(self._hello_due & self._alive):
+            self._outbox.append(Send(peer, self._hello(peer)))
+            self._hello_at_s[peer] = now_s
+        self._hello_due.clear()
+
+    def perform(self, peer: str, fragment: int, actions: tuple[Action, ...]) -> None:
+        """Turn the table's actions into orders."""
+        edge = self._memory.edges[peer][fragment]
+        for action in actions:
+            match action:
+                case Action.HELLO:
+                    self._hello_due.add(peer)
+                case Action.ASK:
+                    self._asking.add(peer)
+                case Action.CLEARED:
+                    self._outbox.append(Clear(peer, fragment))
+                case Action.SEND_MINE if edge.mine is not None:
+                    self._outbox.append(Resend(self._readdressed(edge.mine)))
+                case Action.RESEND_LAST if edge.last is not None:
+                    self._outbox.append(Resend(self._readdressed(edge.last[0])))
+                case _:
+                    pass
+
+    def _answers(self, peer: str) -> bool:
+        known = self._memory.peers[peer]
+        return peer in self.living and known.complete and not known.is_refused and known.phase is not Phase.DONE
+
+    def _meet(self, peer: str, incarnation: int) -> None:
+        """Learn of an incarnation; a newer one shuts every edge until both have said HELLO."""
+        known = self._memory.peers[peer]
+        if incarnation > known.incarnation:
+            known.incarnation = incarnation
+            known.phase = Phase.JOINING
+            self._memory.shut(peer)
+            self.heard.discard(peer)
+
+    def _take_hello(self, peer: str, hello: Hello) -> None:
+        known = self._memory.peers[peer]
+        if hello.incarnation < known.incarnation:
+            return
+        self._meet(peer, hello.incarnation)
+        if hello.layout != self._plan.layout or len(hello.edges) != len(self._plan.initial):
+            self.misfits.add(peer)
+            self._outbox.append(Send(peer, Layout(self._layout_lines)))
+            return
+        self.misfits.discard(peer)
+        if hello.peer_incarnation != self._incarnation:
+            self._hello_due.add(peer)
+            return
+        known.rounds, known.complete = hello.rounds, hello.complete
+        self.hear_tokens(peer, hello.tokens)
+        self._recover_tokens(peer, hello)
+        self._compare_start(peer, hello)
+        self.heard.add(peer)
+        for fragment, report in enumerate(hello.edges):
+            edge, actions = meeting.on_hello(self._memory.edges[peer][fragment], report)
+            if known.is_refused:
+                edge, actions = edge.change(open=False), ()
+            self._memory.edges[peer][fragment] = edge
+            self.perform(peer, fragment, actions)
+
+    def _recover_tokens(self, peer: str, hello: Hello) -> None:
+        """T and the data cursor become the largest that own signed headers show, so that no token counts twice."""
+        if hello.held is None or hello.held.header.sender != self._plan.name:
+            return
+        header, memory = hello.held.header, self._memory
+        if header.tokens > memory.tokens:
+            ahead = header.tokens - memory.tokens
+            memory.tokens, memory.cursor = header.tokens, max(header.cursor, memory.cursor)
+            text = f"{ahead} tokens trained before the restart live on at {peer}; they are not trained again"
+            self._outbox.append(Warn(text, peer))
+
+    def _compare_start(self, peer: str, hello: Hello) -> None:
+        """At the start of a run, note whose initial weights differ."""
+        untouched = all(edge.epoch == edge.version == 0 for edge in self._memory.edges[peer])
+        theirs_too = all(report.version == 0 for report in hello.edges)
+        if untouched and theirs_too and tuple(report.reference for report in hello.edges) != self._plan.initial:
+            self.other_start.add(peer)
+
+    def _hello(self, peer: str) -> Hello:
+        memory = self._memory
+        return Hello(
+            run=self._plan.run,
+            sender=self._plan.name,
+            incarnation=self._incarnation,
+            peer_incarnation=memory.peers[peer].incarnation,
+            tokens=memory.tokens,
+            rounds=sum(memory.rounds),
+            complete=memory.complete,
+            layout=self._plan.layout,
+            edges=tuple(edge.report() for edge in memory.edges[peer]),
+            held=memory.peers[peer].held,
+        )
+
+    def _readdressed(self, header: Header) -> Header:
+        receiver_incarnation = self._memory.peers[header.receiver].incarnation
+        return header.addressed(self._incarnation, receiver_incarnation)

@@ -1,0 +1,260 @@
+"""The decisions of one island: events and time in, orders out. No tensors, no I/O, no clock.
+
+``advance`` is called at every step boundary, and while the island waits. The engine performs the orders and hands their
+results back to ``advance`` until no order is left. The rules are those of "The pair rule" in the design.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from isthmus import schedule
+from isthmus.session.company import Company
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import (
+    ArrivalRefused,
+    Arrived,
+    Depart,
+    Departed,
+    DepartureRefused,
+    Event,
+    Order,
+    Published,
+    Result,
+    Save,
+    Warn,
+    Withheld,
+)
+from isthmus.session.trade import Trade
+from isthmus.terms import (
+    LinkAlarm,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    Phase,
+    PublicationReceived,
+)
+
+
+class Core:
+    """One island's decisions.
+
+    Args:
+        plan: The settings.
+        memory: What a checkpoint remembers, or a fresh memory.
+        incarnation: The number of this start, already durable.
+        fresh: Whether there was no checkpoint.
+        layout_lines: Every parameter in words, for a peer whose layout differs.
+    """
+
+    def __init__(
+        self, plan: Plan, memory: Memory, *, incarnation: int, fresh: bool, layout_lines: tuple[str, ...]
+    ) -> None:
+        self.plan, self.memory, self.incarnation = plan, memory, incarnation
+        self.phase = Phase.JOINING
+        self._outbox: list[Order] = []
+        self._unread: deque[Event] = deque()
+        self.company = Company(plan, memory, incarnation, layout_lines=layout_lines, outbox=self._outbox)
+        self._trade = Trade(plan, memory, self.company, incarnation, outbox=self._outbox)
+        self._fresh = fresh
+        self._waiting_since_s: float | None = None
+        self._saved_step = memory.step
+        memory.sequence = 0
+        memory.finishing = False
+
+    @property
+    def progress(self) -> float:
+        """The run's progress in [0, 1]: tokens of all islands as last heard, plus one's own, of the budget."""
+        return min(1.0, self.memory.run_tokens / self.plan.token_budget)
+
+    @property
+    def open_meetings(self) -> int:
+        """Own publications that wait for their answer."""
+        return sum(edge.mine is not None for _, _, edge in self.memory.all_edges())
+
+    @property
+    def provisional(self) -> bool:
+        """Whether a run of several islands ended here without the last meeting of every fragment."""
+        return bool(self.plan.peers) and len(self.memory.final) < len(self.plan.initial)
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The islands that a joining or finishing island waits for."""
+        peers, company = set(self.plan.peers), self.company
+        if self.phase is Phase.JOINING and self.memory.complete:
+            return tuple(sorted(peers - company.heard - company.misfits))
+        if self.phase is Phase.JOINING:
+            return tuple(company.living) or tuple(sorted(peers))
+        return tuple(peer for peer in company.living if self.memory.peers[peer].phase is not Phase.DONE)
+
+    def trained(self, *, tokens: int, cursor: int) -> None:
+        """Count one training step of ``tokens`` tokens that left the data cursor at ``cursor``."""
+        self.memory.step += 1
+        self.memory.tokens += tokens
+        self.memory.cursor = cursor
+
+    def finish(self, now_s: float) -> None:
+        """Begin the end of the run: a last, plain departure of every fragment, then lossless meetings."""
+        self.phase = Phase.FINISHING
+        self._waiting_since_s = now_s
+        self.memory.finishing = True
+        self.memory.final.clear()
+        self._outbox.extend(Depart(fragment, *schedule.CALM) for fragment in self.plan.fragments)
+
+    def advance(self, step: int, events: Iterable[Event], now_s: float) -> list[Order]:
+        """Take in what happened and say what is to be done now.
+
+        What the link reported is taken in one by one, each after the meetings that the one before completed: a
+        partner's next publication may come with the one that it follows. HELLOs are said last, of what is true then.
+
+        Args:
+            step: The step boundary at which this island stands.
+            events: What the link reported, and the results of the orders given before.
+            now_s: The time, for bounded waits only.
+
+        Returns:
+            Orders to perform one after the other; their results are the next call's events. Empty when all is done.
+        """
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        for event in events:
+            if isinstance(event, Result):
+                self._take(event)
+            else:
+                self._unread.append(event)
+        while self._unread and not self._outbox:
+            self._take(self._unread.popleft())
+            self._order_arrivals(step)
+        if not self._outbox:
+            self._decide(step, now_s - self._waiting_since_s)
+        if not self._outbox:
+            self.company.flush_hellos(now_s)
+        orders = self._outbox.copy()
+        self._outbox.clear()
+        return orders
+
+    def _order_arrivals(self, step: int) -> None:
+        self._trade.order_arrivals(step, at_once=self.phase is not Phase.TRAINING)
+
+    def _take(self, event: Event) -> None:
+        self.memory.order += 1
+        match event:
+            case PeerUp(peer, incarnation):
+                self.company.came(peer, incarnation)
+            case PeerDown(peer):
+                self.company.went(peer)
+            case MessageReceived(peer, message) if peer in self.plan.peers:
+                self.company.hear(peer, message)
+                self._step_aside(peer)
+            case PublicationReceived(peer, signed) if peer in self.plan.peers:
+                if self._trade.receive(peer, signed.header):
+                    self.company.hold(peer, signed)
+            case LinkAlarm(peer, what):
+                self._outbox.append(Warn(what, peer))
+            case Departed(fragment):
+                self._departed(fragment)
+            case DepartureRefused(fragment, why):
+                self._outbox.append(Warn(f"fragment {fragment} did not depart: {why}"))
+            case Published(header, answer):
+                self._trade.published(header, answer=answer)
+            case Withheld(peer, fragment, why):
+                if self.phase is Phase.FINISHING:
+                    self._trade.withheld(fragment)
+                self._outbox.append(Warn(f"fragment {fragment} was not published: {why}", peer))
+            case Arrived(peer, fragment, reference):
+                self._trade.arrived(peer, fragment, reference)
+                self._adopted(fragment)
+            case ArrivalRefused(peer, fragment, why):
+                self._trade.refuse(peer, fragment, why)
+            case _:
+                pass
+
+    def _decide(self, step: int, waited_s: float) -> None:
+        """Arrivals come before the departure, in every phase."""
+        self._order_arrivals(step)
+        if self._outbox:
+            return
+        match self.phase:
+            case Phase.JOINING:
+                self._join(waited_s)
+            case Phase.TRAINING:
+                self._train(step)
+            case Phase.FINISHING:
+                self._close(waited_s)
+            case Phase.DONE:
+                pass
+
+    def _join(self, waited_s: float) -> None:
+        company, peers = self.company, self.memory.peers
+        if not self.memory.complete:
+            self._trade.knock_as_newcomer()
+            return
+        if set(self.plan.peers) - company.heard - company.misfits and waited_s < self.plan.join_wait_s:
+            return
+        ahead = sorted(peer for peer in company.heard if peers[peer].complete and peers[peer].rounds > 1)
+        lower = sorted(p for p in company.other_start if peers[p].complete and self.plan.peers[p] < self.plan.slot)
+        if self._fresh and ahead:
+            self._become_newcomer(f"the run is under way at {', '.join(ahead)}; taking its weights")
+        elif self._fresh and lower:
+            self._become_newcomer(f"initial weights differ from those of {', '.join(lower)}; taking the lowest slot's")
+        else:
+            self.phase = Phase.TRAINING
+
+    def _step_aside(self, peer: str) -> None:
+        """A fresh island that could reach nobody, and then finds a run far ahead, joins it rather than hold it back."""
+        known, own = self.memory.peers[peer], self.memory
+        far_ahead = known.complete and known.rounds > 2 * sum(own.rounds) + len(self.plan.initial)
+        alone = self._fresh and own.complete and all(edge.met == 0 for _, _, edge in own.all_edges())
+        if alone and far_ahead and self.phase is Phase.TRAINING:
+            self._become_newcomer(
+                f"{peer} is {known.rounds} rounds ahead of this island's lone start; taking its weights"
+            )
+
+    def _become_newcomer(self, why: str) -> None:
+        self.phase = Phase.JOINING
+        self.memory.complete = False
+        self.memory.adopted.clear()
+        self._trade.forget_empty_knocks()
+        self.company.say_hello_to_all()
+        self._outbox.append(Warn(why))
+
+    def _adopted(self, fragment: int) -> None:
+        if self.memory.complete:
+            return
+        self.memory.adopted.add(fragment)
+        if len(self.memory.adopted) == len(self.plan.initial):
+            self.memory.complete = True
+            self.phase = Phase.TRAINING
+            self._trade.withdraw_empty_knocks()
+            self.company.say_hello_to_all()
+
+    def _train(self, step: int) -> None:
+        if step > self.memory.departed_step:
+            self.memory.departed_step = step
+            due = schedule.departures(step, window_steps=self.plan.window_steps, num_fragments=len(self.plan.initial))
+            for fragment in due:
+                rounds = self.memory.rounds[fragment]
+                outer = schedule.outer_step(self.plan.outer, progress=self.progress, rounds=rounds)
+                self._outbox.append(Depart(fragment, *outer))
+        if not self._outbox and step - self._saved_step >= self.plan.save_every_steps:
+            self._saved_step = step
+            self._outbox.append(Save())
+
+    def _departed(self, fragment: int) -> None:
+        memory = self.memory
+        memory.rounds[fragment] += 1
+        memory.departed_tokens[fragment] = (memory.departed_tokens[fragment][1], memory.tokens)
+        if self.phase is Phase.TRAINING:
+            self._trade.trade(fragment)
+        self.company.pulse(self.phase)
+
+    def _close(self, waited_s: float) -> None:
+        """Answer what knocks, then meet once more without loss; wait for others, but not for ever."""
+        for fragment in self.plan.fragments:
+            self._trade.close(fragment)
+        if self._outbox:
+            return
+        if not self.provisional or not self.company.living or waited_s >= self.plan.finish_wait_s:
+            self.phase = Phase.DONE
+            self.company.pulse(self.phase)

@@ -1,0 +1,344 @@
+"""Performs the core's orders on tensors, link and storage; never waits.
+
+The engine is all of a session that the lab needs: many of them run in one process on a virtual clock. ``island.py``
+adds what waits and what a user touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field
+from typing import Any, Protocol
+
+from isthmus import schedule
+from isthmus.checkpoint import SavedInfo, Storage, prune, save
+from isthmus.clock import Clock
+from isthmus.errors import CheckpointError, CodecError
+from isthmus.fragments import first_difference
+from isthmus.observe import records
+from isthmus.session.core import Core
+from isthmus.session.journal import Journal, Sink
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import (
+    ArrivalRefused,
+    Arrive,
+    Arrived,
+    Clear,
+    Depart,
+    Departed,
+    DepartureRefused,
+    Event,
+    Order,
+    Publish,
+    Published,
+    Resend,
+    Result,
+    Save,
+    Send,
+    Warn,
+    Withheld,
+)
+from isthmus.session.payloads import Payloads
+from isthmus.session.slow import SlowState, merge_weights
+from isthmus.session.trade import NO_PAYLOAD
+from isthmus.terms import (
+    Header,
+    Hello,
+    Layout,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    Phase,
+    PublicationReceived,
+    PublicationSent,
+    SignedHeader,
+)
+from isthmus.transport.link import Link
+
+FORMAT = 1
+"""Version of a checkpoint's layout."""
+
+
+class Trainee(Protocol):
+    """What trains beside the slow state and is saved with it: model, optimizer, data, random numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave."""
+        ...
+
+    def seek(self, cursor: int) -> None:
+        """Move the data cursor to where the tokens that count have ended."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """What an engine acts on; all of it handed in.
+
+    ``check_held`` refuses a header that claims to be one's own but was not signed by this island.
+    """
+
+    link: Link
+    clock: Clock
+    storage: Storage
+    sink: Sink
+    codec: str
+    keep_checkpoints: int = 2
+    layout_lines: tuple[str, ...] = ()
+    check_held: Callable[[SignedHeader], bool] = lambda signed: True
+
+
+@dataclass
+class _Departing:
+    """What is known of a departure until its record is written."""
+
+    outer: tuple[float, float]
+    rms: float | None = None
+    published: Published | None = None
+
+
+@dataclass
+class Engine:
+    """One island: core, slow state, link and storage.
+
+    Args:
+        plan: The settings.
+        slow: The slow state.
+        trainee: What is saved with it.
+        effects: What the engine acts on.
+        incarnation: The number of this start, already durable.
+        state: What ``state_dict`` gave before, to go on from; None starts fresh.
+
+    Raises:
+        CheckpointError: The state is of another run.
+        ShapeError: The state is of another model.
+    """
+
+    plan: Plan
+    slow: SlowState
+    trainee: Trainee
+    effects: Effects
+    incarnation: int
+    state: InitVar[Mapping[str, Any] | None] = None
+    misfit: str | None = field(default=None, init=False)
+
+    def __post_init__(self, state: Mapping[str, Any] | None) -> None:
+        self._payloads = Payloads()
+        self._rms: dict[tuple[str, int], schedule.RmsHistory] = {}
+        self.core = Core(
+            self.plan,
+            Memory.fresh(self.plan) if state is None else self._restore(state),
+            incarnation=self.incarnation,
+            fresh=state is None,
+            layout_lines=self.effects.layout_lines,
+        )
+        elements = tuple(fragment.numel for fragment in self.slow.fragments)
+        self.journal = Journal(self.plan.name, self.effects.clock, self.memory, self.effects.sink, elements)
+        self._departing: dict[int, _Departing] = {}
+        self._under_way: set[tuple[str, int]] = set()
+        self._step_s = 0.0
+        self._stepped_at_s: float | None = None
+
+    @property
+    def memory(self) -> Memory:
+        """What the core remembers."""
+        return self.core.memory
+
+    @property
+    def phase(self) -> Phase:
+        """Where the island is in its run."""
+        return self.core.phase
+
+    def trained(self, *, tokens: int, cursor: int) -> None:
+        """Count one training step, then let the core act at this step boundary."""
+        self.core.trained(tokens=tokens, cursor=cursor)
+        now_s = self.effects.clock.now_s()
+        if self._stepped_at_s is not None:
+            last_s = now_s - self._stepped_at_s
+            self._step_s = last_s if self._step_s == 0.0 else 0.9 * self._step_s + 0.1 * last_s
+        self._stepped_at_s = now_s
+        self.pump()
+
+    def finish(self) -> None:
+        """Begin the end of the run; ``pump`` until ``phase`` is done."""
+        self.core.finish(self.effects.clock.now_s())
+        self.journal.write(records.PhaseChange(**self.journal.stamp(), phase=self.phase))
+        self.pump()
+
+    def pump(self) -> None:
+        """Take in all events and perform all orders, until nothing is left to do now. Never waits."""
+        before = self.core.phase
+        events = self.effects.link.poll()
+        self.journal.heard(events)
+        pending = [event for event in events if self._admit(event)]
+        cursor = self.memory.cursor
+        results: list[Event] = list(pending)
+        acted = False
+        while orders := self.core.advance(self.memory.step, results, self.effects.clock.now_s()):
+            results = [result for order in orders if (result := self._perform(order)) is not None]
+            acted = True
+        if acted or events:
+            self._payloads.sweep(self.plan.name, self.memory)
+        self._write_departures()
+        if self.memory.cursor != cursor:
+            self.trainee.seek(self.memory.cursor)
+        if self.core.phase is not before:
+            self.journal.write(records.PhaseChange(**self.journal.stamp(), phase=self.core.phase))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a restart must not forget; to be stored before the next change."""
+        return {
+            "format": FORMAT,
+            "run": self.plan.run,
+            "memory": self.memory.encode(),
+            "slow": self.slow.state_dict(),
+            "payloads": self._payloads.state_dict(),
+            "rms": {key: history.values for key, history in self._rms.items()},
+            "trainee": self.trainee.state_dict(),
+        }
+
+    def save(self) -> SavedInfo | None:
+        """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays."""
+        started_s = self.effects.clock.now_s()
+        try:
+            info = save(self.effects.storage, self.memory.step, self.state_dict())
+            prune(self.effects.storage, keep=self.effects.keep_checkpoints)
+        except (CheckpointError, OSError) as error:
+            self._warn(f"no checkpoint was written: {error}", severity="error")
+            return None
+        seconds = self.effects.clock.now_s() - started_s
+        self.journal.write(
+            records.Checkpoint(**self.journal.stamp(), name=info.name, num_bytes=info.num_bytes, seconds=seconds)
+        )
+        return info
+
+    def _restore(self, state: Mapping[str, Any]) -> Memory:
+        if state.get("format") != FORMAT or state.get("run") != self.plan.run:
+            raise CheckpointError(
+                "the checkpoint belongs to another run or version",
+                got=f"run {str(state.get('run'))[:12]}, format {state.get('format')}",
+                wanted=f"run {self.plan.run[:12]}, format {FORMAT}",
+                mend="Use the run files it was made with, or start the changed run in a new directory.",
+            )
+        self.slow.load_state_dict(state["slow"])
+        self._payloads.load_state_dict(state["payloads"])
+        self._rms = {key: schedule.RmsHistory(tuple(values)) for key, values in state["rms"].items()}
+        self.trainee.load_state_dict(state["trainee"])
+        return Memory.decode(state["memory"], self.plan)
+
+    def _admit(self, event: Event) -> bool:
+        """Keep payloads and what is under way; drop a HELLO that claims what this island never signed."""
+        match event:
+            case PublicationReceived(_, signed, payload):
+                self._payloads.put(signed.header, payload)
+            case PublicationSent(peer, signed):
+                self._under_way.discard((peer, signed.header.publication))
+            case PeerUp(peer) | PeerDown(peer):
+                self._under_way = {key for key in self._under_way if key[0] != peer}
+            case MessageReceived(peer, Layout(entries)):
+                self.misfit = first_difference(self.effects.layout_lines, entries)
+                self._warn(f"{peer} trains another model: {self.misfit}; not trading with it", peer, severity="error")
+            case MessageReceived(peer, Hello(held=SignedHeader() as held)) if not self.effects.check_held(held):
+                self._warn(f"{peer} showed a header as this island's that this island never signed", peer)
+                return False
+            case _:
+                pass
+        return True
+
+    def _perform(self, order: Order) -> Result | None:
+        match order:
+            case Send(peer, message):
+                self.effects.link.send(peer, message)
+            case Depart(fragment, outer_lr, momentum):
+                return self._depart(fragment, outer_lr, momentum)
+            case Publish(header, answer):
+                return self._publish(header, answer=answer)
+            case Resend(header):
+                self._hand_over(header)
+            case Arrive():
+                return self._arrive(order)
+            case Clear(peer, fragment):
+                self.slow.clear(peer, fragment)
+                self._rms.pop((peer, fragment), None)
+            case Save():
+                self.save()
+            case Warn(what, peer):
+                self._warn(what, peer)
+        return None
+
+    def _depart(self, fragment: int, outer_lr: float, momentum: float) -> Result:
+        if not self.slow.is_finite(fragment):
+            return DepartureRefused(fragment, "a fast weight is not finite; the slow weights are kept as they were")
+        self.slow.depart(fragment, outer_lr=outer_lr, momentum=momentum)
+        self._departing[fragment] = _Departing((outer_lr, momentum))
+        return Departed(fragment)
+
+    def _publish(self, header: Header, *, answer: bool) -> Result:
+        peer, fragment = header.receiver, header.fragment
+        rms = None if header.codec == NO_PAYLOAD else self.slow.rms(peer, fragment)
+        codec = header.codec or self._choose_codec(peer, fragment, rms or 0.0)
+        whole = header.coded(codec, self.slow.payload_bytes(fragment, codec))
+        payload = self.effects.link.buffer(whole.num_bytes)
+        try:
+            if codec != NO_PAYLOAD:
+                self.slow.encode(peer, fragment, codec, payload)
+        except CodecError as error:
+            return Withheld(peer, fragment, str(error))
+        self._payloads.put(whole, payload)
+        self._hand_over(whole)
+        published = Published(whole, answer)
+        departing = self._departing.get(fragment)
+        if departing is not None:
+            departing.rms, departing.published = rms, published
+        return published
+
+    def _choose_codec(self, peer: str, fragment: int, rms: float) -> str:
+        history = self._rms.get((peer, fragment), schedule.RmsHistory())
+        has_reference = self.slow.has_reference(peer, fragment)
+        if has_reference:
+            self._rms[peer, fragment] = history.then(rms)
+        return schedule.codec_choice(
+            self.effects.codec, rms=rms, history=history, has_reference=has_reference, partner_is_newcomer=False
+        )
+
+    def _arrive(self, order: Arrive) -> Result:
+        theirs = self._payloads.get(order.theirs)
+        try:
+            self.slow.check(order.theirs, theirs)
+        except CodecError as error:
+            return ArrivalRefused(order.peer, order.fragment, str(error))
+        reference = self.slow.arrive(order, self._payloads.get(order.mine), theirs)
+        self.journal.met(order, merge_weights(order), reference, flight_steps=self.plan.flight_steps)
+        return Arrived(order.peer, order.fragment, reference)
+
+    def _hand_over(self, header: Header) -> None:
+        """Give a publication to the link, unless it is on its way already; waiting islands are in a hurry."""
+        key = (header.receiver, header.publication)
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+        spread_s = 0.0
+        if self.phase is Phase.TRAINING:
+            spread_s = schedule.slot_s(
+                self._step_s, window_steps=self.plan.window_steps, num_fragments=len(self.plan.initial)
+            )
+        self.effects.link.publish(header.receiver, header, self._payloads.get(header), spread_s=spread_s)
+
+    def _write_departures(self) -> None:
+        for fragment, departing in self._departing.items():
+            published = departing.published
+            self.journal.departed(
+                fragment,
+                departing.outer,
+                departing.rms,
+                published.header if published else None,
+                answer=bool(published and published.answer),
+            )
+        self._departing.clear()
+
+    def _warn(self, what: str, peer: str | None = None, *, severity: records.Severity = "warning") -> None:
+        self.journal.write(records.Alarm(**self.journal.stamp(), what=what, peer=peer, severity=severity))

@@ -1,0 +1,281 @@
+"""One island of a run, as a training loop sees it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.checkpoint import IslandLock, load_latest
+from isthmus.clock import SystemClock
+from isthmus.config import load_run
+from isthmus.observe import records
+from isthmus.session.cutting import cut_model
+from isthmus.session.engine import Engine
+from isthmus.session.site import OpenLink, Site, open_tcp_link
+from isthmus.session.steps import StepMeter
+from isthmus.session.trainee import Training
+from isthmus.session.waiting import Waiter
+from isthmus.terms import Goodbye, Phase
+
+Result = Literal["done", "interrupted", "failed"]
+"""How an island's part of the run ended."""
+
+
+class Island:
+    """One island of a run, joined by ``Island.join`` and left at the end of its ``with`` block.
+
+    Call ``step`` after every optimizer step. Departures, arrivals and checkpoints happen inside it; it does not wait
+    for the link or for another island. Leave the loop when ``done``.
+
+    Example:
+        >>> with Island.join("runs/mine", name="us-east", model=model, optimizer=optimizer, data=data) as island:
+        ...     while not island.done:
+        ...         loss = train_one_step()
+        ...         island.step(tokens=8192, loss=loss)
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._stop_reason: str | None = None
+        self._result: Result | None = None
+        self._lock = IslandLock(site.loaded.own_paths.root)
+        self._lock.acquire()
+        try:
+            found = load_latest(site.storage)
+            state, info = found if found is not None else (None, None)
+            self._open(state, resumed_from=info.name if info else None)
+        except BaseException:
+            self._lock.release()
+            raise
+        for skipped in info.skipped if info else ():
+            what = f"checkpoint {skipped.name} is damaged and was passed over: {skipped.reason}"
+            self.record(records.Alarm, what=what, severity="error")
+
+    @classmethod
+    def join(
+        cls,
+        run_dir: str | Path,
+        *,
+        name: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: object | None = None,
+        masters: Mapping[str, Tensor] | None = None,
+        precision: str = "",
+        manifest_digest: str = "",
+        open_link: OpenLink = open_tcp_link,
+    ) -> Self:
+        """Join a run as one of its islands; returns when the island may train.
+
+        Weights, optimizer, data cursor and random numbers go on from the island's newest checkpoint, if it has one. An
+        island without one that finds the run under way takes over the run's weights first.
+
+        Args:
+            run_dir: The run directory, with ``run.toml``, ``roster.toml`` and ``islands/NAME``.
+            name: The island's name in the roster.
+            model: The model, built alike on every island, with fp32 parameters. Changed in place.
+            optimizer: Any torch optimizer over the model's parameters. Its state stays on this island.
+            data: What the loop reads from; saved and resumed if it has ``state_dict`` and ``load_state_dict``.
+            masters: The fp32 masters of low-precision parameters, by parameter name.
+            precision: What the island computes in, for the records.
+            manifest_digest: Names the data beside every score.
+            open_link: Makes the island's link.
+
+        Raises:
+            ConfigError: The files of the run are wrong; it lists everything.
+            LockError: Another process is this island.
+            ShapeError: The model cannot be mixed, or another island's is different; it names the first difference.
+            CheckpointError: There are checkpoints, and none can be used.
+            LinkError: The link cannot be opened.
+        """
+        loaded = load_run(Path(run_dir), name)
+        mixing = loaded.run.mixing
+        cut = cut_model(
+            model,
+            num_fragments=mixing.fragments,
+            peers=tuple(peer.name for peer in loaded.roster.peers(name)),
+            embedding_codec=mixing.embedding_codec,
+            masters=masters,
+        )
+        training = Training(model, optimizer, data)
+        site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest)
+        island = cls(site)
+        try:
+            island._wait_until_ready()
+        except BaseException as error:
+            island.close("failed", detail=str(error))
+            raise
+        return island
+
+    # -- what a loop needs ---------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the current incarnation."""
+        return self._engine
+
+    @property
+    def name(self) -> str:
+        """The island's name."""
+        return self._engine.plan.name
+
+    @property
+    def progress(self) -> float:
+        """The run's progress in [0, 1], by tokens of all islands; drive the learning rate with it."""
+        return self.engine.core.progress
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this island has trained."""
+        return self.engine.memory.tokens
+
+    @property
+    def run_tokens(self) -> int:
+        """Tokens that all islands have trained, as last heard."""
+        return self.engine.memory.run_tokens
+
+    @property
+    def step_count(self) -> int:
+        """Steps that this island has trained."""
+        return self.engine.memory.step
+
+    @property
+    def done(self) -> bool:
+        """Whether the loop should end: the token budget is spent, or a signal asked to leave."""
+        return self.progress >= 1.0 or self._stop_reason is not None
+
+    def step(self, *, tokens: int, loss: Tensor | float | None = None) -> None:
+        """Count one optimizer step and trade what is due.
+
+        Args:
+            tokens: Tokens of this step, over all of the island.
+            loss: Its mean loss in nats, for the records; a tensor is read only when a record is written.
+        """
+        with self._meter.measure(tokens=tokens, loss=loss):
+            self.engine.trained(tokens=tokens, cursor=self._site.training.cursor)
+            if self.engine.phase is Phase.JOINING:
+                with self._meter.blocked():
+                    self._wait_until_ready()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Hold the slow weights, which are the published ones, in the model; the fast ones come back afterwards."""
+        with self.engine.slow.swapped_in():
+            yield
+
+    def leave_on_signals(self, *signals: signal.Signals) -> None:
+        """Let SIGTERM and SIGINT, or the signals given, end the loop at the next step boundary, saved and cleanly.
+
+        A second signal ends the process the usual way.
+        """
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            self.request_stop(signal.Signals(number).name)
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+
+        for each in signals or (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, leave)
+
+    def request_stop(self, reason: str) -> None:
+        """End the loop at the next step boundary: ``done`` turns true, and leaving the island saves it."""
+        self._stop_reason = reason
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self.engine.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the island's state, for a loop that keeps its own checkpoints; store it before the next step."""
+        return self.engine.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a state; partners see a restart, and every edge is made to agree again.
+
+        Raises:
+            CheckpointError: It is of another run.
+            ShapeError: It is of another model.
+        """
+        self.engine.effects.link.close(timeout_s=1.0)
+        self._open(state, resumed_from="a state of the training loop's own")
+        self._wait_until_ready()
+
+    def record(self, make: Callable[..., records.Record], **fields: object) -> None:
+        """Write a record of the loop's own, such as ``records.Evaluation``, stamped with time, step and tokens."""
+        self.engine.journal.write(make(**self.engine.journal.stamp(), **fields))
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.close("failed", detail="" if error is None else f"{kind.__name__}: {error}")
+        elif self._result is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the island's part: the run's last meetings if its budget is spent, else a checkpoint; then leave.
+
+        Returns when the joint model is the same at every island in reach, or after ``finish.wait_s``; the model then
+        holds the slow weights.
+        """
+        wait_s = self._site.loaded.island.finish.wait_s
+        if self.progress >= 1.0:
+            self.engine.finish()
+            # The core gives up by itself after wait_s, so this wait is only its outer bound.
+            self._waiter.until(
+                lambda: self.engine.phase is Phase.DONE, "the last meetings of the run", at_most_s=wait_s + 5.0
+            )
+            self.engine.slow.take_in()
+            self.save()
+            self._waiter.until(lambda: not self.engine.core.waits_for, "the others to end", at_most_s=wait_s)
+            self.close("done")
+        else:
+            self.save()
+            self.close("interrupted", detail=self._stop_reason or "the loop ended before the run's token budget")
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the run ended here without the last meeting of every fragment: the model is this island's alone."""
+        return self.engine.core.provisional
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the slow weights in hex; after ``finish`` the same at every island of a run that ended whole."""
+        return self.engine.slow.digest()
+
+    def close(self, result: Result, *, detail: str = "") -> None:
+        """Leave without the run's last meetings and without saving; ``finish`` calls it. Idempotent."""
+        if self._result is not None:
+            return
+        self._result = result
+        self._meter.flush()
+        link = self.engine.effects.link
+        for peer in self.engine.core.company.living:
+            link.send(peer, Goodbye(detail or result))
+        link.close(timeout_s=5.0)
+        done = result == "done"
+        provisional, digest = done and self.provisional, self.digest if done else ""
+        self.record(records.Finished, reason=result, provisional=provisional, joint_digest=digest, detail=detail)
+        self._site.writer.close()
+        self._lock.release()
+
+    def _open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> None:
+        site = self._site
+        self._resumed = resumed_from is not None
+        self._engine = site.open(state, resumed_from=resumed_from)
+        self._waiter = Waiter(self._engine, site.clock)
+        self._meter = StepMeter(self._engine, site.clock, site.training, site.loaded.island.records.every_steps)
+
+    def _wait_until_ready(self) -> None:
+        self._waiter.until_ready(lambda: self._stop_reason is not None, resumed=self._resumed)

@@ -1,0 +1,171 @@
+"""Where one island lives: its files, its model, its clock, and how its link is opened."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import isthmus
+from isthmus.checkpoint import LocalStorage, Storage, raise_incarnation
+from isthmus.clock import Clock
+from isthmus.config import LoadedRun
+from isthmus.errors import IdentityError
+from isthmus.identity import verify
+from isthmus.observe import records
+from isthmus.observe.journal import RecordWriter
+from isthmus.schedule import OuterPlan, OuterStep
+from isthmus.session.cutting import Cut
+from isthmus.session.engine import Effects, Engine
+from isthmus.session.memory import Plan
+from isthmus.session.trainee import Training
+from isthmus.terms import SignedHeader
+from isthmus.transport.link import Link
+from isthmus.wire import signing_bytes
+
+log = logging.getLogger("isthmus")
+
+OpenLink = Callable[[LoadedRun, int], Link]
+"""Makes the link of one incarnation of an island."""
+
+
+def open_tcp_link(loaded: LoadedRun, incarnation: int) -> Link:
+    """The TLS link of one incarnation of an island.
+
+    Raises:
+        LinkError: The address to listen on is taken, or the link's process cannot be started.
+    """
+    from isthmus.transport import PeerSpec, TcpLink
+
+    link = loaded.island.link
+    peers = tuple(
+        PeerSpec(peer.name, peer.certificate_pem, link.dial.get(peer.name, peer.addresses))
+        for peer in loaded.roster.peers(loaded.member.name)
+    )
+    return TcpLink(
+        identity=loaded.identity,
+        run=loaded.run.hash,
+        incarnation=incarnation,
+        peers=peers,
+        listen=link.listen,
+        rate_bits_per_s=None if link.rate_mbit is None else link.rate_mbit * 1e6,
+    )
+
+
+@dataclass
+class Site:
+    """All that an engine is made of, again after every restart.
+
+    ``precision`` and ``manifest_digest`` go into the records.
+    """
+
+    loaded: LoadedRun
+    model: Cut
+    training: Training
+    clock: Clock
+    open_link: OpenLink = open_tcp_link
+    precision: str = ""
+    manifest_digest: str = ""
+    storage: Storage = field(init=False)
+    writer: RecordWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
+        self.writer = RecordWriter(self.loaded.own_paths.records, self.clock)
+
+    def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
+        """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
+        incarnation = raise_incarnation(LocalStorage(self.loaded.own_paths.root))
+        effects = Effects(
+            link=self.open_link(self.loaded, incarnation),
+            clock=self.clock,
+            storage=self.storage,
+            sink=self.sink,
+            codec=self.loaded.run.mixing.codec,
+            keep_checkpoints=self.loaded.island.checkpoint.keep,
+            layout_lines=self.model.layout_lines,
+            check_held=self.signed_here,
+        )
+        try:
+            engine = Engine(
+                plan_of(self.loaded, self.model), self.model.slow, self.training, effects, incarnation, state
+            )
+        except BaseException:
+            effects.link.close(timeout_s=0.0)
+            raise
+        self.sink(self._started(engine, resumed_from))
+        return engine
+
+    def sink(self, record: records.Record) -> None:
+        """Write a record; alarms also go to the log."""
+        if isinstance(record, records.Alarm):
+            log.warning("%s: %s", record.island, record.what)
+        self.writer.write(record)
+
+    def signed_here(self, signed: SignedHeader) -> bool:
+        """Whether a header is this island's own."""
+        own = (self.loaded.member.name, self.loaded.run.hash)
+        try:
+            verify(self.loaded.identity.certificate_pem, signing_bytes(signed.header, signed.root), signed.signature)
+        except IdentityError:
+            return False
+        return (signed.header.sender, signed.header.run) == own
+
+    def _started(self, engine: Engine, resumed_from: str | None) -> records.RunStarted:
+        run, island = self.loaded.run, self.loaded.island
+        rate_mbit = island.link.rate_mbit
+        return records.RunStarted(
+            **engine.journal.stamp(),
+            run=run.hash,
+            run_name=run.run.name,
+            isthmus_version=isthmus.__version__,
+            torch_version=torch.__version__,
+            python_version=platform.python_version(),
+            slot=self.loaded.member.slot,
+            incarnation=engine.incarnation,
+            batch_sequences=island.island.batch_size,
+            batch_tokens=island.island.batch_size * run.train.sequence_length,
+            precision=self.precision or island.island.precision,
+            device=island.island.device,
+            codec=run.mixing.codec,
+            window_steps=self.loaded.window_steps,
+            num_fragments=run.mixing.fragments,
+            delay_steps=run.mixing.flight_steps,
+            num_parameters=sum(fragment.numel for fragment in engine.slow.fragments),
+            token_budget=run.run.token_budget,
+            manifest_digest=self.manifest_digest,
+            rate_limit_bytes_per_s=None if rate_mbit is None else rate_mbit * 1e6 / 8,
+            resumed_from=resumed_from,
+            command=" ".join(sys.argv),
+            config={"run": run.model_dump(mode="json"), "island": island.model_dump(mode="json")},
+        )
+
+
+def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
+    """The settings that the core decides by."""
+    run, mixing = loaded.run, loaded.run.mixing
+    name = loaded.member.name
+    return Plan(
+        run=run.hash,
+        name=name,
+        slot=loaded.member.slot,
+        peers={peer.name: peer.slot for peer in loaded.roster.peers(name)},
+        layout=model.layout,
+        initial=model.slow.initial_hashes,
+        window_steps=loaded.window_steps,
+        flight_steps=mixing.flight_steps,
+        outer=OuterPlan(
+            OuterStep(mixing.outer_lr, mixing.outer_momentum),
+            calm_rounds=mixing.calm_rounds,
+            calm_share=mixing.calm_share,
+        ),
+        token_budget=run.run.token_budget,
+        save_every_steps=loaded.island.checkpoint.every_steps,
+        join_wait_s=loaded.island.join.wait_s,
+        finish_wait_s=loaded.island.finish.wait_s,
+    )

@@ -1,0 +1,200 @@
+"""What is published, to whom, and when a meeting is applied. No tensors, no I/O."""
+
+from __future__ import annotations
+
+from isthmus import meeting
+from isthmus.meeting import Edge
+from isthmus.roster import choose_partner
+from isthmus.session.company import Company
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import Arrive, Mode, Order, Publish, Warn
+from isthmus.terms import Header
+
+NO_PAYLOAD = "none"
+"""The codec of a newcomer's publication, which carries nothing."""
+
+LOSSLESS = "fp32"
+"""The codec of the last meetings of a run, and of what a newcomer adopts."""
+
+
+class Trade:
+    """An island's publications and meetings.
+
+    Args:
+        plan: The settings.
+        memory: The island's memory; edges change in place.
+        company: The other islands.
+        incarnation: The number of this start.
+        outbox: Where orders go.
+    """
+
+    def __init__(self, plan: Plan, memory: Memory, company: Company, incarnation: int, *, outbox: list[Order]) -> None:
+        self._plan, self._memory, self._company = plan, memory, company
+        self._incarnation, self._outbox = incarnation, outbox
+        self._withheld: set[int] = set()
+
+    def receive(self, peer: str, header: Header) -> bool:
+        """Take in a verified publication; False if it is not of the current incarnations of both ends."""
+        known = self._memory.peers[peer]
+        addressed = (header.sender_incarnation, header.receiver_incarnation)
+        if addressed != (known.incarnation, self._incarnation) or header.fragment not in self._plan.fragments:
+            return False
+        if header.codec == NO_PAYLOAD and not self._memory.complete:
+            return True
+        if not known.is_refused:
+            self._company.hear_tokens(peer, header.tokens)
+            edge = self._edge(peer, header.fragment)
+            edge, actions = meeting.on_publication(edge, header, order=self._memory.order)
+            self._set(peer, header.fragment, edge)
+            self._company.perform(peer, header.fragment, actions)
+        return True
+
+    def order_arrivals(self, step: int, *, at_once: bool) -> None:
+        """Order every arrival that is due: τ steps after the own publication at the earliest, at once for an answer."""
+        for peer, fragment, edge in self._memory.all_edges():
+            due = at_once or step >= edge.due_step
+            if due and meeting.is_complete(edge) and not self._memory.peers[peer].is_refused:
+                self._outbox.append(self._arrive(peer, fragment, edge))
+
+    def arrived(self, peer: str, fragment: int, reference: bytes) -> None:
+        """A meeting was applied."""
+        edge = self._edge(peer, fragment)
+        if _both_final(edge):
+            self._memory.final.add(fragment)
+        self._set(peer, fragment, meeting.on_arrived(edge, reference, order=self._memory.order))
+
+    def refuse(self, peer: str, fragment: int, why: str) -> None:
+        """A publication that cannot be used shuts the edge for as long as its sender does not start anew."""
+        known = self._memory.peers[peer]
+        known.refused = known.incarnation
+        self._memory.shut(peer)
+        self._set(peer, fragment, self._edge(peer, fragment).change(theirs=None))
+        text = (
+            f"what {peer} published of fragment {fragment} cannot be used ({why}); its edge is shut until it restarts"
+        )
+        self._outbox.append(Warn(text, peer))
+
+    def trade(self, fragment: int) -> None:
+        """After a departure, answer the longest-waiting knock; else knock at the partner least recently met."""
+        knocks = [(self._edge(peer, fragment).knocked, peer) for peer in self._knocking(fragment)]
+        if knocks:
+            self._answer(min(knocks)[1], fragment)
+        elif not any(self._company.is_awaited(peer, fragment) for peer in self._plan.peers):
+            partner = self._partner(fragment)
+            if partner is not None:
+                self._publish(partner, fragment)
+
+    def knock_as_newcomer(self) -> None:
+        """Knock with empty hands only at complete islands: for all fragments at one of them, the lowest slot first."""
+        for fragment in set(self._plan.fragments) - self._memory.adopted:
+            donors = [peer for peer in self._company.living if self._company.may_knock(peer, fragment)]
+            if donors and not any(self._edge(peer, fragment).mine for peer in donors):
+                self._publish(min(donors, key=self._plan.peers.__getitem__), fragment, codec=NO_PAYLOAD)
+
+    def forget_empty_knocks(self) -> None:
+        """Two newcomers have nothing for each other: one that becomes a newcomer forgets the knocks of others."""
+        for peer, fragment, edge in self._memory.all_edges():
+            if edge.theirs is not None and edge.theirs.codec == NO_PAYLOAD:
+                self._set(peer, fragment, edge.change(theirs=None))
+
+    def withdraw_empty_knocks(self) -> None:
+        """Whoever is complete has no use for an answer to empty hands: such an edge begins anew."""
+        for peer, fragment, edge in self._memory.all_edges():
+            if edge.mine is not None and edge.mine.codec == NO_PAYLOAD:
+                edge, actions = meeting.renewed(edge)
+                self._set(peer, fragment, edge)
+                self._company.perform(peer, fragment, actions)
+
+    def withheld(self, fragment: int) -> None:
+        """A publication could not be coded; at the end of the run it is not tried for ever."""
+        self._withheld.add(fragment)
+
+    def close(self, fragment: int) -> None:
+        """At the end of the run: answer every knock; then one last meeting without loss, if it was not yet."""
+        if fragment in self._withheld:
+            return
+        for peer in self._knocking(fragment):
+            self._answer(peer, fragment)
+        waiting = any(self._company.is_awaited(peer, fragment) for peer in self._plan.peers)
+        if waiting or self._outbox or fragment in self._memory.final:
+            return
+        partner = self._partner(fragment)
+        if partner is not None:
+            self._publish(partner, fragment, codec=LOSSLESS, final=True)
+
+    def published(self, header: Header, *, answer: bool) -> None:
+        """An own publication is on its way."""
+        edge = self._edge(header.receiver, header.fragment)
+        due_step = self._memory.step + (0 if answer else self._plan.flight_steps)
+        self._set(header.receiver, header.fragment, meeting.on_published(edge, header, due_step=due_step))
+
+    def _knocking(self, fragment: int) -> list[str]:
+        """Living partners whose publication waits for an answer."""
+        return [
+            peer
+            for peer in self._company.living
+            if (edge := self._edge(peer, fragment)).open and edge.theirs is not None and edge.mine is None
+        ]
+
+    def _answer(self, peer: str, fragment: int) -> None:
+        theirs = self._edge(peer, fragment).theirs
+        assert theirs is not None
+        lossless = theirs.final or theirs.codec == NO_PAYLOAD
+        final = theirs.final and self._memory.finishing
+        self._publish(peer, fragment, codec=LOSSLESS if lossless else "", final=final, answer=True)
+
+    def _partner(self, fragment: int) -> str | None:
+        names = {slot: name for name, slot in self._plan.peers.items()}
+        near = {slot for slot, name in names.items() if self._company.may_knock(name, fragment)}
+        met = {slot: self._edge(name, fragment).met for slot, name in names.items()}
+        slots = (*names, self._plan.slot)
+        chosen = choose_partner(self._plan.slot, near, near, met, fragment=fragment, slots=slots)
+        return None if chosen is None else names[chosen]
+
+    def _publish(self, peer: str, fragment: int, *, codec: str = "", final: bool = False, answer: bool = False) -> None:
+        memory, edge = self._memory, self._edge(peer, fragment)
+        memory.sequence += 1
+        since = memory.departed_tokens[fragment][0] if final else edge.tokens_met
+        header = Header(
+            run=self._plan.run,
+            sender=self._plan.name,
+            receiver=peer,
+            fragment=fragment,
+            epoch=edge.epoch,
+            version=edge.version,
+            sender_incarnation=self._incarnation,
+            receiver_incarnation=memory.peers[peer].incarnation,
+            publication=self._incarnation << 32 | memory.sequence,
+            step=memory.step,
+            tokens=memory.tokens,
+            weight_tokens=max(0, memory.tokens - since) if memory.complete else 0,
+            run_tokens=memory.run_tokens,
+            cursor=memory.cursor,
+            reference=edge.reference,
+            codec=codec,
+            num_bytes=0,
+            final=final,
+        )
+        self._outbox.append(Publish(header, answer))
+
+    def _arrive(self, peer: str, fragment: int, edge: Edge) -> Arrive:
+        assert edge.mine is not None and edge.theirs is not None
+        mode = Mode.ASSIGN if _both_final(edge) else Mode.CORRECT
+        return Arrive(
+            peer=peer,
+            fragment=fragment,
+            mine=edge.mine,
+            theirs=edge.theirs,
+            mine_first=self._plan.slot < self._plan.peers[peer],
+            mode=mode if self._memory.complete else Mode.ADOPT,
+        )
+
+    def _edge(self, peer: str, fragment: int) -> Edge:
+        return self._memory.edges[peer][fragment]
+
+    def _set(self, peer: str, fragment: int, edge: Edge) -> None:
+        self._memory.edges[peer][fragment] = edge
+
+
+def _both_final(edge: Edge) -> bool:
+    return edge.mine is not None and edge.theirs is not None and edge.mine.final and edge.theirs.final

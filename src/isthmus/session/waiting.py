@@ -1,0 +1,83 @@
+"""The only places where a session waits, each of them bounded or saying for whom it waits and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from isthmus.clock import Clock
+from isthmus.errors import ShapeError
+from isthmus.observe import records
+from isthmus.session.engine import Engine
+from isthmus.terms import Phase
+from isthmus.units import format_duration
+
+log = logging.getLogger("isthmus")
+
+_POLL_S = 0.05
+_SAY_EVERY_S = 10.0
+
+
+class Waiter:
+    """Pumps an engine until something has happened, and says what it waits for.
+
+    Args:
+        engine: The engine.
+        clock: Bounds the waits.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._said_at_s = float("-inf")
+
+    def until_ready(self, stopped: Callable[[], bool], *, resumed: bool) -> None:
+        """Wait until the island may train: HELLOs exchanged, the run's weights taken over if it is under way.
+
+        Args:
+            stopped: Whether to give up waiting.
+            resumed: Whether the island goes on from a checkpoint.
+
+        Raises:
+            ShapeError: Another island's model is different; it names the first parameter that differs.
+        """
+        engine, started_s = self._engine, self._clock.now_s()
+        waited_for: tuple[str, ...] = ()
+        newcomer = False
+        while True:
+            engine.pump()
+            if engine.phase is not Phase.JOINING or stopped():
+                break
+            if engine.misfit is not None:
+                mend = "Build the same model on every island: same code, same settings, same names."
+                raise ShapeError("another island trains another model", got=engine.misfit, mend=mend)
+            newcomer = newcomer or not engine.memory.complete
+            waited_for = engine.core.waits_for or waited_for
+            self._say("the run's weights" if newcomer else "their HELLO", since_s=started_s)
+            engine.effects.link.wait(_POLL_S)
+        waited_s = self._clock.now_s() - started_s
+        joined = engine.journal.stamp()
+        how: Literal["fresh", "checkpoint", "adopted"] = "checkpoint" if resumed else "fresh"
+        how = "adopted" if newcomer else how
+        engine.journal.write(records.Joined(**joined, how=how, waited_for=waited_for, waited_s=waited_s))
+
+    def until(self, done: Callable[[], bool], reason: str, *, at_most_s: float) -> None:
+        """Wait until ``done``, for at most ``at_most_s``."""
+        started_s = self._clock.now_s()
+        while not done() and self._clock.now_s() - started_s < at_most_s:
+            self._say(reason, since_s=started_s, at_most_s=at_most_s)
+            self._engine.effects.link.wait(_POLL_S)
+            self._engine.pump()
+
+    def _say(self, reason: str, *, since_s: float, at_most_s: float | None = None) -> None:
+        now_s, engine = self._clock.now_s(), self._engine
+        if now_s - self._said_at_s < _SAY_EVERY_S:
+            return
+        self._said_at_s = now_s
+        peers = engine.core.waits_for
+        stamp = engine.journal.stamp()
+        engine.journal.write(records.Waiting(**stamp, peers=peers, reason=reason, at_most_s=at_most_s))
+        limit = "" if at_most_s is None else f", at most {format_duration(at_most_s)}"
+        so_far = format_duration(now_s - since_s)
+        whom = ", ".join(peers) or "nobody"
+        log.info("%s waits for %s: %s (%s so far%s)", engine.plan.name, whom, reason, so_far, limit)

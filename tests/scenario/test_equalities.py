@@ -1,0 +1,101 @@
+"""What must be equal before any curve is looked at."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from isthmus import mixing
+from isthmus.observe import records
+from isthmus.schedule import OuterPlan, OuterStep, departures
+from isthmus.transport import LinkQuality
+from worlds import Batches, Settings, SmallWorld, Toy, train_step
+
+CALM = OuterPlan(OuterStep(1.0, 0.0), calm_rounds=0, calm_share=0.0)
+
+
+def test_one_island_with_a_plain_outer_step_is_plain_training():
+    world = SmallWorld("a", Settings(outer=CALM)).start()
+    world.run()
+    model, data = Toy(), Batches(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    losses = [train_step(model, optimizer, data.next()) for _ in range(40)]
+    assert world["a"].losses == losses
+    for name, tensor in world["a"].engine.slow.slow_weights().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+
+
+def test_an_island_alone_in_its_roster_sends_nothing():
+    world = SmallWorld("a").start()
+    world.run()
+    assert world["a"].of(records.Departure)
+    assert not any(record.published for record in world["a"].of(records.Departure))
+    assert not world["a"].of(records.LinkRate)
+    assert not world["a"].engine.core.provisional
+
+
+def streaming_diloco(settings: Settings, steps: int) -> tuple[list[list[float]], list[torch.Tensor]]:
+    """Two islands, one shared anchor and velocity per fragment, results applied after the flight steps."""
+    models = [Toy(), Toy()]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.02) for model in models]
+    data, losses = [Batches(0), Batches(1)], [[], []]
+    names = [[e.name for e in f.entries] for f in SmallWorld("a", settings).start()["a"].engine.slow.fragments]
+    anchor = {n: t.clone() for n, t in models[0].state_dict().items()}
+    shared = {n: torch.zeros_like(t) for n, t in anchor.items()}
+    own = [copy.deepcopy(shared) for _ in models]
+    (lr, mu), flight = settings.outer.step, []
+    for step in range(1, steps + 1):
+        for i in (0, 1):
+            losses[i].append(train_step(models[i], optimizers[i], data[i].next()))
+        for due, name, merged, said in flight:
+            for i in (0, 1) if due == step else ():
+                models[i].state_dict()[name].add_(merged - said[i])
+        for p in departures(step, window_steps=settings.window_steps, num_fragments=settings.fragments):
+            for name in names[p]:
+                eta, m = (1.0, 0.0) if name == "seen" else (lr, mu)
+                fast = [model.state_dict()[name] for model in models]
+                delta = [anchor[name] - theta for theta in fast]
+                said = [anchor[name].clone() for _ in models]
+                for i in (0, 1):
+                    mixing.mesh_round(said[i], own[i][name], [delta[i]], [1.0], outer_lr=eta, momentum=m)
+                    fast[i].copy_(said[i])
+                mixing.mesh_round(anchor[name], shared[name], delta, [0.5, 0.5], outer_lr=eta, momentum=m)
+                flight.append((step + settings.flight_steps, name, anchor[name].clone(), said))
+    return losses, [torch.cat([t.flatten() for t in model.state_dict().values()]) for model in models]
+
+
+def test_two_islands_without_loss_are_streaming_diloco_step_by_step():
+    settings = Settings(codec="fp32", budget_steps=60, window_steps=8, fragments=3, flight_steps=3)
+    world = SmallWorld("ab", settings).start()
+    world.run_to_step("a", 59)
+    expected, weights = streaming_diloco(settings, 59)
+    for island, losses, flat in zip("ab", expected, weights, strict=True):
+        assert world[island].losses[:59] == pytest.approx(losses, abs=2e-6)
+        own = torch.cat([t.flatten() for t in world[island].model.state_dict().values()])
+        assert torch.allclose(own, flat, atol=2e-6)
+    assert len(world["a"].of(records.Meeting)) > 15
+    assert not any(record.late for record in world["a"].of(records.Meeting))
+
+
+@pytest.mark.parametrize("codec", ["int4", "int8", "fp32"])
+def test_two_islands_end_with_the_same_bits(codec):
+    world = SmallWorld("ab", Settings(codec=codec), step_s={"b": 1.7}).start()
+    world.run()
+    a, b = world["a"].engine, world["b"].engine
+    assert a.slow.digest() == b.slow.digest()
+    assert not a.core.provisional
+    assert not b.core.provisional
+
+
+def test_the_same_seed_gives_the_same_records_twice():
+    def lived() -> list[records.Record]:
+        quality = LinkQuality(delay_s=0.3, rate_bits_per_s=20_000, loss=0.1, duplication=0.1, reordering=0.2)
+        world = SmallWorld("abc", seed=7, quality=quality, step_s={"b": 1.3, "c": 0.8}).start()
+        world.run(at_most_s=200)
+        return [record for island in world.islands.values() for record in island.records]
+
+    first, second = lived(), lived()
+    assert len(first) > 300
+    assert first == second
