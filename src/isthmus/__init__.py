@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """Import the session only when it is asked for: the link's process must not load torch."""
     if name in ("Island", "attach"):
-        from isthmus import session  # noqa: PLC0415
+        from isthmus import session
 
         return getattr(session, name)
     raise AttributeError(f"module 'isthmus' has no attribute {name!r}")

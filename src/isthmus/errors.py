@@ -1,15 +1,15 @@
 """Every error a user can meet. A message says what happened, what was got, what was wanted, how to mend it.
 
-    IsthmusError
-      ConfigError     a file or argument of a run is wrong
-      ShapeError      a model or tensor does not fit the run
-      CodecError      bytes that do not decode, or values that must not be encoded
-      CheckpointError a checkpoint cannot be written, read or trusted
-      DataError       training or evaluation text is missing or unusable
-      IdentityError   a key, certificate or signature is wrong
-      LockError       another process holds this island
-      ProtocolError   what a peer sent breaks the protocol (theirs, never ours)
-      LinkError       the link cannot be opened or was lost for good
+IsthmusError
+  ConfigError     a file or argument of a run is wrong
+  ShapeError      a model or tensor does not fit the run
+  CodecError      bytes that do not decode, or values that must not be encoded
+  CheckpointError a checkpoint cannot be written, read or trusted
+  DataError       training or evaluation text is missing or unusable
+  IdentityError   a key, certificate or signature is wrong
+  LockError       another process holds this island
+  ProtocolError   what a peer sent breaks the protocol (theirs, never ours)
+  LinkError       the link cannot be opened or was lost for good
 """
 
 from __future__ import annotations

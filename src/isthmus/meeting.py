@@ -1,9 +1,9 @@
 """Edges, versions and open meetings of one fragment: one transition table, no tensors, no I/O.
 
-An ``Edge`` is what one end holds of one fragment on one edge. Every function takes an edge and what happened, and returns
-the edge after it with the actions that the caller must perform. The table makes both ends agree again after any loss,
-repetition, reordering, cut, restart or rollback (``docs/DESIGN`` section 2, "Edges after a break"); it never lets one end
-apply a meeting twice, and a disagreement that cannot be mended is ended by a new epoch without a reference.
+An ``Edge`` is what one end holds of one fragment on one edge. Every function takes an edge and what happened, and
+returns the edge after it with the actions that the caller must perform. The table makes both ends agree again after any
+loss, repetition, reordering, cut, restart or rollback; it never lets one end apply a meeting twice, and a disagreement
+that cannot be mended is ended by a new epoch without a reference.
 
 Incarnations are a matter of the whole edge, not of a fragment; ``core.py`` checks them before it comes here.
 """
@@ -70,6 +70,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
             epoch=self.epoch,
             version=self.version,
             reference=self.reference,
+            open=self.open,
             mine=self.mine.publication if self.mine else NO_PUBLICATION,
             theirs=self.theirs.publication if self.theirs else NO_PUBLICATION,
             last=(self.last[0].publication, self.last[1]) if self.last else None,
@@ -182,7 +183,7 @@ def _older_epoch(edge: Edge, report: EdgeReport) -> Outcome:
 
 
 def _same(edge: Edge, report: EdgeReport) -> Outcome:
-    actions: tuple[Action, ...] = () if edge.open else (Action.HELLO,)
+    actions: tuple[Action, ...] = () if report.open else (Action.HELLO,)
     edge = _opened(edge, keep=(report.mine,))
     if edge.mine is not None and edge.mine.publication != report.theirs:
         actions += (Action.SEND_MINE,)
@@ -192,7 +193,7 @@ def _same(edge: Edge, report: EdgeReport) -> Outcome:
 
 
 def _behind(edge: Edge, report: EdgeReport) -> Outcome:
-    actions: tuple[Action, ...] = () if edge.open else (Action.HELLO,)
+    actions: tuple[Action, ...] = () if report.open else (Action.HELLO,)
     return _opened(edge, keep=(report.mine,)), (*actions, Action.RESEND_LAST)
 
 

@@ -75,6 +75,7 @@ class SignedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EdgeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one end of an edge holds of one fragment; a HELLO carries one per fragment.
 
+    ``open`` says whether this end takes publications; one that does not is waiting for a HELLO.
     ``last`` is the pair of ids (own, partner's) of the last completed meeting. ``tokens_met`` and
     ``peer_tokens_met`` are T of this end and of the other end at that meeting, as recorded here.
     """
@@ -82,6 +83,7 @@ class EdgeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     epoch: int
     version: int
     reference: bytes
+    open: bool = False
     mine: int = NO_PUBLICATION
     theirs: int = NO_PUBLICATION
     last: tuple[int, int] | None = None

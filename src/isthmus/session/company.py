@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from isthmus import meeting
 from isthmus.meeting import Action
 from isthmus.session.memory import Memory, Plan
@@ -43,6 +45,10 @@ class Company:
     def living(self) -> list[str]:
         """Islands that can be reached and whose model fits, by name."""
         return sorted(self._alive - self.misfits)
+
+    def takers(self, peers: Iterable[str]) -> set[str]:
+        """Those of ``peers`` that could take part in a meeting: of the same make, and not refused."""
+        return {peer for peer in peers if peer not in self.misfits and not self._memory.peers[peer].is_refused}
 
     def is_open(self, peer: str, fragment: int) -> bool:
         """Whether both ends of an edge agree and the peer lives."""

@@ -80,13 +80,15 @@ class Core:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """The islands that a joining or finishing island waits for."""
+        """The islands that a joining, finishing or done island waits for."""
         peers, company = set(self.plan.peers), self.company
         if self.phase is Phase.JOINING and self.memory.complete:
             return tuple(sorted(peers - company.heard - company.misfits))
         if self.phase is Phase.JOINING:
             return tuple(company.living) or tuple(sorted(peers))
-        return tuple(peer for peer in company.living if self.memory.peers[peer].phase is not Phase.DONE)
+        going = {peer for peer in peers if self.memory.peers[peer].phase is not Phase.DONE}
+        living = set(company.living)
+        return tuple(sorted(company.takers(going | living if self.phase is Phase.FINISHING else going & living)))
 
     def trained(self, *, tokens: int, cursor: int) -> None:
         """Count one training step of ``tokens`` tokens that left the data cursor at ``cursor``."""
@@ -135,7 +137,8 @@ class Core:
         return orders
 
     def _order_arrivals(self, step: int) -> None:
-        self._trade.order_arrivals(step, at_once=self.phase is not Phase.TRAINING)
+        over = self.phase in (Phase.FINISHING, Phase.DONE)
+        self._trade.order_arrivals(step, at_once=over or not self.memory.complete)
 
     def _take(self, event: Event) -> None:
         self.memory.order += 1
@@ -255,6 +258,6 @@ class Core:
             self._trade.close(fragment)
         if self._outbox:
             return
-        if not self.provisional or not self.company.living or waited_s >= self.plan.finish_wait_s:
+        if not self.provisional or not self.waits_for or waited_s >= self.plan.finish_wait_s:
             self.phase = Phase.DONE
             self.company.pulse(self.phase)

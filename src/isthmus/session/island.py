@@ -45,6 +45,7 @@ class Island:
         self._site = site
         self._stop_reason: str | None = None
         self._result: Result | None = None
+        self._settled = False
         self._lock = IslandLock(site.loaded.own_paths.root)
         self._lock.acquire()
         try:
@@ -223,22 +224,28 @@ class Island:
         elif self._result is None:
             self.finish()
 
-    def finish(self) -> None:
-        """End the island's part: the run's last meetings if its budget is spent, else a checkpoint; then leave.
+    def settle(self) -> None:
+        """Hold the run's last meetings; the model then holds the slow weights, the same at every island in reach.
 
-        Returns when the joint model is the same at every island in reach, or after ``finish.wait_s``; the model then
-        holds the slow weights.
+        Waits for others for at most ``finish.wait_s``; what is agreed with nobody by then is ``provisional``.
+        ``finish`` calls it; call it yourself to evaluate or export the joint model before leaving. Idempotent.
         """
-        wait_s = self._site.loaded.island.finish.wait_s
+        if self._settled:
+            return
+        self._settled = True
+        self.engine.finish()
+        # The core gives up by itself after wait_s; the wait here is only its outer bound.
+        limit_s = self._site.loaded.island.finish.wait_s + 5.0
+        self._waiter.until(lambda: self.engine.phase is Phase.DONE, "the last meetings of the run", at_most_s=limit_s)
+        self.engine.slow.take_in()
+        self.save()
+
+    def finish(self) -> None:
+        """End the island's part and leave: with the run's last meetings if its token budget is spent, else saved."""
         if self.progress >= 1.0:
-            self.engine.finish()
-            # The core gives up by itself after wait_s, so this wait is only its outer bound.
-            self._waiter.until(
-                lambda: self.engine.phase is Phase.DONE, "the last meetings of the run", at_most_s=wait_s + 5.0
-            )
-            self.engine.slow.take_in()
-            self.save()
-            self._waiter.until(lambda: not self.engine.core.waits_for, "the others to end", at_most_s=wait_s)
+            self.settle()
+            others_s = self._site.loaded.island.finish.wait_s
+            self._waiter.until(lambda: not self.engine.core.waits_for, "the others to end", at_most_s=others_s)
             self.close("done")
         else:
             self.save()

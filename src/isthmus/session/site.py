@@ -25,7 +25,7 @@ from isthmus.session.engine import Effects, Engine
 from isthmus.session.memory import Plan
 from isthmus.session.trainee import Training
 from isthmus.terms import SignedHeader
-from isthmus.transport.link import Link
+from isthmus.transport import Link, LinkSettings, PeerAddress, TcpLink
 from isthmus.wire import signing_bytes
 
 log = logging.getLogger("isthmus")
@@ -40,20 +40,22 @@ def open_tcp_link(loaded: LoadedRun, incarnation: int) -> Link:
     Raises:
         LinkError: The address to listen on is taken, or the link's process cannot be started.
     """
-    from isthmus.transport import PeerSpec, TcpLink
-
     link = loaded.island.link
     peers = tuple(
-        PeerSpec(peer.name, peer.certificate_pem, link.dial.get(peer.name, peer.addresses))
+        PeerAddress(peer.name, peer.certificate_pem, link.dial.get(peer.name, peer.addresses))
         for peer in loaded.roster.peers(loaded.member.name)
     )
     return TcpLink(
-        identity=loaded.identity,
-        run=loaded.run.hash,
-        incarnation=incarnation,
-        peers=peers,
-        listen=link.listen,
-        rate_bits_per_s=None if link.rate_mbit is None else link.rate_mbit * 1e6,
+        LinkSettings(
+            name=loaded.member.name,
+            run=loaded.run.hash,
+            incarnation=incarnation,
+            key_pem=loaded.identity.key_pem,
+            certificate_pem=loaded.identity.certificate_pem,
+            peers=peers,
+            listen=link.listen,
+            rate_bits_per_s=None if link.rate_mbit is None else link.rate_mbit * 1e6,
+        )
     )
 
 
@@ -124,7 +126,7 @@ class Site:
             run=run.hash,
             run_name=run.run.name,
             isthmus_version=isthmus.__version__,
-            torch_version=torch.__version__,
+            torch_version=str(torch.__version__),
             python_version=platform.python_version(),
             slot=self.loaded.member.slot,
             incarnation=engine.incarnation,
@@ -147,7 +149,7 @@ class Site:
 
 
 def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
-    """The settings that the core decides by."""
+    """The settings that the core decides by; an island with its own H flies as large a part of its window."""
     run, mixing = loaded.run, loaded.run.mixing
     name = loaded.member.name
     return Plan(
@@ -158,7 +160,7 @@ def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
         layout=model.layout,
         initial=model.slow.initial_hashes,
         window_steps=loaded.window_steps,
-        flight_steps=mixing.flight_steps,
+        flight_steps=round(mixing.flight_steps * loaded.window_steps / mixing.window_steps),
         outer=OuterPlan(
             OuterStep(mixing.outer_lr, mixing.outer_momentum),
             calm_rounds=mixing.calm_rounds,

@@ -123,8 +123,9 @@ class SlowState:
         Raises:
             CodecError: It does not; nothing was changed.
         """
-        if header.weight_tokens < 0 or (header.codec == NO_CODEC and header.weight_tokens > 0):
-            raise CodecError("a publication's weight is impossible", got=header.weight_tokens, wanted="0 or its tokens")
+        most = 0 if header.codec == NO_CODEC else header.tokens
+        if not 0 <= header.weight_tokens <= most:
+            raise CodecError("a publication's weight is impossible", got=header.weight_tokens, wanted=f"0 to {most}")
         wanted = self.payload_bytes(header.fragment, header.codec)
         if payload.nbytes != wanted:
             what = f"a publication of fragment {header.fragment} in {header.codec} has the wrong length"
@@ -200,9 +201,13 @@ class SlowState:
                     self._mirror(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Slow weights, velocities and references, as tensors that must be stored before the next change."""
+        """Slow weights, velocities, references and fp32 masters, as tensors to be stored before the next change.
+
+        All other fast weights are the model's own.
+        """
         return {
             "slow": dict(self._slow),
+            "masters": {name: self._fast[name] for name in self._mirrors},
             "velocity": dict(self._velocity),
             "initial": {fragment: dict(reference) for fragment, reference in self._initial.items()},
             "references": {key: dict(reference) for key, reference in self._references.items()},
@@ -215,13 +220,17 @@ class SlowState:
         Raises:
             ShapeError: It belongs to another model.
         """
-        own = {"slow": self._slow, "velocity": self._velocity}
+        masters = {name: self._fast[name] for name in self._mirrors}
+        own = {"slow": self._slow, "velocity": self._velocity, "masters": masters}
         for kind, tensors in own.items():
             _require_same(kind, tensors, state[kind])
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
-        self._initial = {key: self._placed(reference) for key, reference in state["initial"].items()}
-        self._references = {key: self._placed(reference) for key, reference in state["references"].items()}
+        for name in masters:
+            self._mirror(name)
+        self._initial |= {key: self._placed(reference) for key, reference in state["initial"].items()}
+        for (peer, fragment), reference in state["references"].items():
+            self._refer(peer, fragment, self._placed(reference))
 
     def _apply(self, entry: Entry, mode: Mode, base: Tensor | None, own: Tensor | None, merged: Tensor) -> None:
         slow, fast = self._slow[entry.name], self._fast[entry.name]

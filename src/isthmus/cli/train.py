@@ -1,0 +1,45 @@
+"""``isthmus train`` and ``isthmus up``: islands that train."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from isthmus.cli.arguments import add_run_dir
+
+if TYPE_CHECKING:
+    from isthmus.cli.arguments import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add both commands."""
+    train = commands.add_parser(
+        "train",
+        help="run one island: what one site runs",
+        description="Join the run as one island, train until its token budget is spent, and export the model. Ctrl-C "
+        "and SIGTERM save and leave; the same command then resumes.",
+    )
+    add_run_dir(train)
+    train.add_argument("--island", metavar="NAME", required=True, help="which island of the roster this is")
+    train.set_defaults(command=run_train)
+    up = commands.add_parser(
+        "up",
+        help="run all islands of a run on this machine",
+        description="Start every island whose directory is here as a process of its own, and show how they fare.",
+    )
+    add_run_dir(up)
+    up.set_defaults(command=run_up)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Run one island."""
+    from isthmus.train import run_island
+
+    return run_island(args.run_dir, args.island)
+
+
+def run_up(args: argparse.Namespace) -> int:
+    """Run all islands that are here."""
+    from isthmus.up import run_up as start_all
+
+    return start_all(args.run_dir)

@@ -1,0 +1,165 @@
+"""A run in one self-contained page: ``report.html``, built from its records alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from isthmus.clock import Clock, SystemClock
+from isthmus.observe.charts import charts
+from isthmus.observe.journal import RecordDecoder, read_records
+from isthmus.observe.runfiles import recorded_paths, standard_paths
+from isthmus.observe.series import IslandSeries, collect
+from isthmus.observe.summary import summarise_tallies
+from isthmus.units import format_bytes, format_count, format_duration, format_rate
+
+REPORT_NAME = "report.html"
+_SILENT_S = 60.0
+_MAX_EVENTS = 500
+
+
+def write_report(run_dir: Path, clock: Clock | None = None) -> Path:
+    """Write ``report.html`` into a run directory; the run may be over, killed, or still going on.
+
+    Args:
+        run_dir: The run's directory, with its baseline, if any, in ``standard`` below it.
+        clock: Only its wall clock is read, to date the page and to tell a silent run from a living one.
+
+    Raises:
+        DataError: The run directory holds no records.
+    """
+    decoder = RecordDecoder()
+    joint = [collect(name, read_records(path, decoder)) for name, path in recorded_paths(run_dir).items()]
+    standard = [collect(name, read_records(path, decoder)) for name, path in standard_paths(run_dir).items()]
+    joint.sort(key=lambda island: (island.tally.slot, island.name))
+    page = render_report(joint, standard, decoder, (clock or SystemClock()).wall_s())
+    path = run_dir / REPORT_NAME
+    fresh = path.with_suffix(".html.new")
+    fresh.write_text(page, encoding="utf-8")
+    return fresh.replace(path)
+
+
+def render_report(
+    joint: Sequence[IslandSeries], standard: Sequence[IslandSeries], decoder: RecordDecoder, now_wall_s: float
+) -> str:
+    """The page itself.
+
+    Args:
+        joint: The run's islands, by slot.
+        standard: The baseline's; may be empty.
+        decoder: What read the records, for its counts of skipped lines.
+        now_wall_s: When the page is made, Unix seconds.
+    """
+    summary = summarise_tallies(
+        {island.name: island.tally for island in joint}, {island.name: island.tally for island in standard}
+    )
+    style = _asset("uPlot.min.css") + _asset("report.css")
+    scripts = [_asset("uPlot.iife.min.js"), _asset("report.js")]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            summary=summary,
+            state=_state(joint, now_wall_s),
+            made_at=now_wall_s,
+            quiet=_quiet(joint, now_wall_s),
+            started_at=min((i.processes[0].start_s for i in joint if i.processes), default=None),
+            starts=_starts(joint, standard),
+            events=_events(joint, standard),
+            skipped={"unknown": decoder.unknown, "broken": decoder.broken},
+            data=_script_json(charts(joint, standard)),
+            style=Markup(style),
+            scripts=[Markup(script) for script in scripts],
+            policy=_policy(scripts),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "bytes": format_bytes,
+        "bits_per_s": lambda bytes_per_s: format_rate(bytes_per_s * 8),
+        "count": format_count,
+        "duration": format_duration,
+        "date": lambda wall_s: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s)),
+        "time": lambda wall_s: time.strftime("%H:%M:%S", time.localtime(wall_s)),
+        "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+    }
+    return environment
+
+
+def _asset(name: str) -> str:
+    return files("isthmus.observe").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _script_json(value: object) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = msgspec.json.encode(value).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """A content security policy under which nothing runs but our own scripts, and nothing is fetched."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
+
+
+def _state(joint: Sequence[IslandSeries], now_wall_s: float) -> dict[str, str]:
+    states = {island.tally.state for island in joint}
+    alive = [island.tally for island in joint if island.tally.alive]
+    silent_s = now_wall_s - max((island.tally.last_wall_s for island in joint), default=0.0)
+    if states == {"done"}:
+        return {"mark": "good", "text": "complete"}
+    if alive and silent_s < _SILENT_S:
+        return {"mark": "going", "text": "still going on"}
+    if alive:
+        return {"mark": "bad", "text": f"no word for {format_duration(silent_s)}: killed, or cut off"}
+    if "failed" in states:
+        return {"mark": "bad", "text": "failed"}
+    return {"mark": "warn", "text": ", ".join(sorted(states))}
+
+
+def _quiet(joint: Sequence[IslandSeries], now_wall_s: float) -> dict[str, float]:
+    """When each island that never said that it ended was last heard, if that is long ago."""
+    return {
+        island.name: island.tally.last_wall_s
+        for island in joint
+        if island.tally.alive and now_wall_s - island.tally.last_wall_s >= _SILENT_S
+    }
+
+
+def _starts(joint: Sequence[IslandSeries], standard: Sequence[IslandSeries]) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = []
+    for island in (*joint, *standard):
+        if island.tally.started is not None:
+            result.append(
+                {"island": island.name, "started": island.tally.started, "config": island.tally.started.config}
+            )
+    return result
+
+
+def _events(joint: Sequence[IslandSeries], standard: Sequence[IslandSeries]) -> Mapping[str, Any]:
+    """The newest events in order; late meetings are on the timeline and only counted here."""
+    told = [event for island in (*joint, *standard) for event in island.events if event.sort != "late"]
+    told.sort(key=lambda event: event.wall_s)
+    return {"left_out": max(len(told) - _MAX_EVENTS, 0), "shown": told[-_MAX_EVENTS:]}

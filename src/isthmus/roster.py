@@ -1,0 +1,215 @@
+"""Who is in the run: the owner's signed list of islands, and whom an island trades with.
+
+Pure: files are read and written elsewhere, liveness is handed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from isthmus.errors import IdentityError
+from isthmus.identity import OwnerKey, certificate_from_base64, certificate_name, verify_owner
+
+MAX_SLOT = 63
+"""The highest slot: a run has at most 64 islands, six dimensions."""
+
+NEVER = -1
+"""When an island met another that it never met; below every real time."""
+
+_DOMAIN = b"isthmus roster v1\n"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``; ValueError if it is neither."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not colon or not host or (":" in host) != bracketed or any(letter.isspace() for letter in host):
+        raise ValueError("Input should be host:port or [v6]:port")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError("Input should have a port from 0 to 65535 after the last colon")
+    return host, int(port)
+
+
+def _checked_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+def _checked_certificate(text: str) -> str:
+    try:
+        certificate_name(certificate_from_base64(text))
+    except IdentityError as error:
+        raise ValueError(f"Input should be an identity certificate in base64 ({error})") from error
+    return text
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+"""Where an island can be reached: ``host:port``, or ``[v6]:port``."""
+
+IslandName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
+"""How an island is called."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Member(_Frozen):
+    """One island of a roster."""
+
+    name: IslandName = Field(description="a-z, 0-9 and -, at most 32; each name, slot and certificate once.")
+    slot: int = Field(ge=0, le=MAX_SLOT, description="Its corner of the hypercube, 0 to 63; never given to another.")
+    certificate: Annotated[str, AfterValidator(_checked_certificate)] = Field(
+        description="Its identity.crt (DER) as one line of base64."
+    )
+    addresses: tuple[Address, ...] = Field(
+        default=(), description="Where others reach it; empty for an island that only dials out."
+    )
+    tokens_per_s: float | None = Field(
+        default=None, gt=0, description="Tokens per second that others believe at most.", examples=[1e6]
+    )
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The identity certificate as PEM."""
+        return certificate_from_base64(self.certificate)
+
+
+class Roster(_Frozen):
+    """The islands of one run; ``signature`` is empty before ``sign_roster``."""
+
+    version: int = Field(ge=1, description="Of several rosters the highest version counts.")
+    run: str = Field(pattern=r"^[0-9a-f]{64}$", description="The hash of run.toml.")
+    signature: str = Field(
+        default="", pattern=r"^([0-9a-f]{2})*$", description="The owner's, over all the rest; in hex."
+    )
+    islands: tuple[Member, ...] = Field(min_length=1, max_length=MAX_SLOT + 1)
+
+    @field_validator("islands")
+    @classmethod
+    def _unique(cls, islands: tuple[Member, ...]) -> tuple[Member, ...]:
+        twice = [key for key in ("name", "slot", "certificate") if _repeats(islands, key)]
+        if twice:
+            raise ValueError(f"Input should have no two islands with one {', no two with one '.join(twice)}")
+        return islands
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """All slots, ascending."""
+        return tuple(sorted(island.slot for island in self.islands))
+
+    def find(self, name: str) -> Member | None:
+        """The island called ``name``, or None."""
+        return next((island for island in self.islands if island.name == name), None)
+
+    def at(self, slot: int) -> Member:
+        """The island in ``slot``; KeyError if there is none."""
+        for island in self.islands:
+            if island.slot == slot:
+                return island
+        raise KeyError(slot)
+
+    def peers(self, name: str) -> tuple[Member, ...]:
+        """All islands but ``name``, by slot."""
+        return tuple(sorted((peer for peer in self.islands if peer.name != name), key=lambda peer: peer.slot))
+
+
+def _repeats(islands: tuple[Member, ...], key: str) -> bool:
+    return len({getattr(island, key) for island in islands}) < len(islands)
+
+
+def canonical_roster(roster: Roster) -> bytes:
+    """The bytes that the owner signs: everything but the signature, the same for equal rosters."""
+    values = roster.model_dump(mode="json", exclude={"signature"})
+    return _DOMAIN + json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+def sign_roster(roster: Roster, owner_key: OwnerKey) -> Roster:
+    """``roster`` with the owner's signature."""
+    return roster.model_copy(update={"signature": owner_key.sign(canonical_roster(roster)).hex()})
+
+
+def verify_roster(roster: Roster, owner: str) -> None:
+    """Raise IdentityError unless ``roster`` is signed by the owner whose public key is ``owner``."""
+    verify_owner(owner, canonical_roster(roster), bytes.fromhex(roster.signature))
+
+
+def newest(mine: Roster, other: Roster, *, owner: str) -> Roster:
+    """Of two rosters of one run the one with the higher version, if it is validly signed; else ``mine``."""
+    if other.run != mine.run or other.version <= mine.version:
+        return mine
+    try:
+        verify_roster(other, owner)
+    except IdentityError:
+        return mine
+    return other
+
+
+class Partner(NamedTuple):
+    """An island that is one dimension of the hypercube away."""
+
+    dimension: int
+    slot: int
+
+
+def partners(slot: int, slots: Collection[int]) -> tuple[Partner, ...]:
+    """The islands whose slot is ``slot`` XOR 2^dimension, by dimension; without empty ones.
+
+    Pairing along a hypercube's dimensions in turn spreads every island's progress to all in log2 N rounds.
+    """
+    dimensions = range(max(slots).bit_length())
+    return tuple(Partner(dim, slot ^ (1 << dim)) for dim in dimensions if slot ^ (1 << dim) in slots)
+
+
+def least_recently_met(
+    candidates: Collection[Partner], met: Mapping[int, float], *, first_dimension: int, num_dimensions: int
+) -> int | None:
+    """The slot among ``candidates`` met longest ago, or None if there are none.
+
+    Args:
+        candidates: Those to choose from.
+        met: When each slot was last met, on any rising scale; a slot that is not there was never met.
+        first_dimension: Between equals this one comes first (modulo ``num_dimensions``), then the next ones.
+            A fragment passes its own number: fragments spread over the dimensions, alike at both ends.
+        num_dimensions: Those of the whole roster, so that who is alive does not change the order.
+    """
+
+    def order(partner: Partner) -> tuple[float, int]:
+        return met.get(partner.slot, NEVER), (partner.dimension - first_dimension) % num_dimensions
+
+    return min(candidates, key=order).slot if candidates else None
+
+
+def choose_partner(
+    slot: int,
+    living: Collection[int],
+    complete: Collection[int],
+    met: Mapping[int, float],
+    *,
+    fragment: int,
+    slots: Collection[int],
+) -> int | None:
+    """Whom the island in ``slot`` publishes ``fragment`` to: a slot, or None if nobody is there.
+
+    The living partner least recently met; if no partner lives, any living complete island: the least
+    recently met, then the lowest slot.
+
+    Args:
+        slot: The island's own slot.
+        living: Slots that can be reached.
+        complete: Slots of islands that have adopted every fragment.
+        met: When each slot last met this island over this fragment, on any rising scale.
+        fragment: The fragment's number; it decides between equals.
+        slots: All slots of the roster.
+    """
+    near = [partner for partner in partners(slot, slots) if partner.slot in living]
+    if near:
+        num_dimensions = max(slots).bit_length()
+        return least_recently_met(near, met, first_dimension=fragment, num_dimensions=num_dimensions)
+    far = sorted(other for other in slots if other != slot and other in living and other in complete)
+    return min(far, key=lambda other: met.get(other, NEVER), default=None)

@@ -1,0 +1,193 @@
+"""The bundled trainer: one island's whole run, on the same public session as any other loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.checkpoint import export_safetensors
+from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, resolve_model
+from isthmus.data import Manifest, TrainSpec, WindowStream, describe, load_tokenizer, open_held_out, open_train
+from isthmus.island import Precision, native_bf16
+from isthmus.model import ModelConfig, build_model, next_token_loss
+from isthmus.observe import records
+from isthmus.observe.summary import write_summary
+from isthmus.optim import build_optimizer
+from isthmus.schedule import learning_rate_scale
+from isthmus.scoring import NamedScore, Scorer, held_out_specs
+from isthmus.session import Island
+
+log = logging.getLogger("isthmus")
+
+QUICK_SHARE = 8
+"""Evaluations on the way use this part of the bytes that the last one uses."""
+
+
+def run_island(run_dir: Path, name: str) -> int:
+    """Train as one island of a run until its token budget is spent, then evaluate and export the joint model.
+
+    Returns:
+        The exit code: 0 when done or when asked to leave.
+    """
+    loaded = load_run(run_dir, name)
+    own, run = loaded.island.island, loaded.run
+    if own.threads is not None:
+        torch.set_num_threads(own.threads)
+    torch.manual_seed(run.run.seed + own.seed_offset)
+    device = pick_device(own.device)
+    config = resolve_model(run.model)
+    model = build_model(config, run.run.seed).to(device)
+    optimizer = build_optimizer(
+        model,
+        own.optimizer or run.train.optimizer,
+        learning_rate=base_learning_rate(loaded),
+        weight_decay=run.train.weight_decay,
+    )
+    precision = Precision(pick_precision(own.precision, device))
+    texts = Texts(loaded)
+
+    with Island.join(
+        run_dir,
+        name=name,
+        model=model,
+        optimizer=optimizer,
+        data=texts.stream,
+        precision=precision.name,
+        manifest_digest=texts.manifest.digest,
+    ) as island:
+        island.leave_on_signals()
+        log.info("%s trains on %s in %s; data %s", name, device, precision.name, texts.manifest.digest)
+        next_evaluation = island.run_tokens
+        while not island.done:
+            set_learning_rate(optimizer, loaded, island.progress)
+            batch = texts.stream.next_batch().to(device)
+            loss = train_step(model, optimizer, precision, batch, clip_norm=run.train.clip_norm)
+            island.step(tokens=batch[:, 1:].numel(), loss=loss)
+            if run.eval.every_tokens and island.run_tokens >= next_evaluation:
+                next_evaluation += run.eval.every_tokens
+                with island.evaluating():
+                    record_scores(island, texts, texts.quick.score(model), final=False)
+        if island.progress >= 1.0:
+            island.settle()
+            record_scores(island, texts, texts.whole.score(model), final=True)
+            export(loaded, island, model, config, texts.manifest)
+    write_summary(run_dir)
+    return 0
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, batch: Tensor, *, clip_norm: float
+) -> Tensor:
+    """One optimizer step on ``batch``, int64 [B, S + 1]; the mean loss in nats, detached."""
+    loss = next_token_loss(precision(model, batch[:, :-1]), batch[:, 1:])
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    return loss.detach()
+
+
+class Texts:
+    """What an island reads: its part of the training text, and the held-out sets for its scores."""
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        run, data = loaded.run, loaded.run.data
+        cache_dir = loaded.paths.root / loaded.island.data.cache
+        tokenizer_file = None if data.tokenizer == BYTE_TOKENS else loaded.paths.root / data.tokenizer
+        tokenizer = load_tokenizer(tokenizer_file)
+        whole = held_out_specs(data.evaluate, loaded.paths.root, data.evaluate_bytes)
+        quick = held_out_specs(data.evaluate, loaded.paths.root, max(1, data.evaluate_bytes // QUICK_SHARE))
+        sets = open_held_out(whole, cache_dir)
+        spec = train_spec(loaded, tokenizer_file, cache_dir)
+        self.stream: WindowStream = open_train(spec)
+        self.manifest: Manifest = describe(spec, sets)
+        length = run.train.sequence_length
+        self.whole = Scorer(sets, tokenizer, sequence_length=length)
+        self.quick = Scorer(open_held_out(quick, cache_dir), tokenizer, sequence_length=length)
+
+
+def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> TrainSpec:
+    """What one island trains on: by default its slot's part of the text that any installation has."""
+    run, own = loaded.run, loaded.island
+    slots = loaded.roster.slots
+    equal = tuple(1.0 if slot in slots else 0.0 for slot in range(max(slots) + 1))
+    default = own.data.sources == (DEFAULT_SOURCES,)
+    globs = () if default else tuple(str(loaded.paths.root / source) for source in own.data.sources)
+    return TrainSpec(
+        slot=loaded.member.slot,
+        seed=run.run.seed,
+        sequence_length=run.train.sequence_length,
+        batch_size=own.island.batch_size,
+        shares=own.data.shares or equal,
+        globs=globs,
+        tokenizer=tokenizer,
+        cache_dir=cache_dir,
+        held_out=held_out_specs(run.data.evaluate, loaded.paths.root, None),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is the accelerator, or the CPU where there is none."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """The precision of that name; ``auto`` is bf16 autocast where the device multiplies bf16 natively, else fp32."""
+    if name != "auto":
+        return name
+    return "bf16-autocast" if native_bf16(device) else "fp32"
+
+
+def base_learning_rate(loaded: LoadedRun) -> float:
+    """The island's own peak learning rate, or the run's."""
+    return loaded.island.island.learning_rate or loaded.run.train.learning_rate
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, loaded: LoadedRun, progress: float) -> None:
+    """Set every group's rate by the run's progress."""
+    train = loaded.run.train
+    scale = learning_rate_scale(progress, warmup_share=train.warmup_share, final_share=train.final_lr_share)
+    for group in optimizer.param_groups:
+        group["lr"] = base_learning_rate(loaded) * scale
+
+
+def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, final: bool) -> None:
+    """Write down the scores of the slow weights."""
+    for named in scores:
+        island.record(
+            records.Evaluation,
+            set_name=named.set_name,
+            bits_per_byte=records.finite(named.score.bits_per_byte),
+            standard_error=named.score.standard_error,
+            num_bytes=named.score.num_bytes,
+            run_tokens=island.run_tokens,
+            manifest_digest=texts.manifest.digest,
+            xz_bits_per_byte=named.xz_bits_per_byte,
+            final=final,
+        )
+
+
+def export(loaded: LoadedRun, island: Island, model: nn.Module, config: ModelConfig, manifest: Manifest) -> None:
+    """Write the joint model as ``model.safetensors`` beside the island's records."""
+    path = loaded.own_paths.root / "model.safetensors"
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    metadata = {
+        "run": loaded.run.hash,
+        "model": json.dumps(dataclasses.asdict(config)),
+        "digest": island.digest,
+        "provisional": str(island.provisional).lower(),
+        "manifest": manifest.digest,
+        "tokenizer": loaded.run.data.tokenizer,
+        "tokenizer_sha256": loaded.run.data.tokenizer_sha256,
+        "sequence_length": str(loaded.run.train.sequence_length),
+        "tokens": str(island.run_tokens),
+    }
+    export_safetensors(path, tensors, metadata)
+    log.info("%s exported %s%s", island.name, path, " (provisional: cut off from others)" * island.provisional)

@@ -1,0 +1,39 @@
+"""Signatures over a publication's header and the root of its chunk tree."""
+
+from __future__ import annotations
+
+import msgspec
+
+from isthmus.errors import IdentityError
+from isthmus.identity import Identity, verify
+from isthmus.terms import Header, SignedHeader
+from isthmus.wire.tree import ROOT_BYTES
+
+SIGNATURE_BYTES = 64
+
+_DOMAIN = b"isthmus publication 1\x00"
+
+
+def signing_bytes(header: Header, root: bytes) -> bytes:
+    """What is signed: a domain, the header as MessagePack in the order of its fields, and the root."""
+    return _DOMAIN + msgspec.msgpack.encode(header) + root
+
+
+def sign_header(identity: Identity, header: Header, root: bytes) -> SignedHeader:
+    """The header and root under the signature of ``identity``."""
+    return SignedHeader(header, root, identity.sign(signing_bytes(header, root)))
+
+
+def verify_signed(certificate_pem: bytes, signed: SignedHeader) -> None:
+    """Check a signed header against the identity certificate of the island it names as its sender.
+
+    Raises:
+        IdentityError: the signature or the root is malformed, or the signature is not that identity's.
+    """
+    if len(signed.root) != ROOT_BYTES or len(signed.signature) != SIGNATURE_BYTES:
+        raise IdentityError(
+            "a signed header is malformed",
+            got=f"root of {len(signed.root)} and signature of {len(signed.signature)} bytes",
+            wanted=f"{ROOT_BYTES} and {SIGNATURE_BYTES}",
+        )
+    verify(certificate_pem, signing_bytes(signed.header, signed.root), signed.signature)

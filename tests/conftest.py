@@ -1,0 +1,5 @@
+"""What holds for all tests."""
+
+import torch
+
+torch.set_num_threads(1)
