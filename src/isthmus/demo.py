@@ -32,7 +32,7 @@ NAME = "demo"
 PRESET = "nano"
 SEQUENCE_LENGTH = 256
 
-BATCH = {"us-east": 24, "asia": 8}
+BATCH = {"us-east": 18, "asia": 6}
 """Sequences a step: about 3:1, as at two sites of different size."""
 
 WINDOW_STEPS = {"us-east": 12, "asia": 36}
@@ -40,8 +40,8 @@ WINDOW_STEPS = {"us-east": 12, "asia": 36}
 
 FRAGMENTS = 4
 FLIGHT_STEPS = 4
-DEFAULT_STEPS = 504
-"""Steps of the larger island: 42 rounds of every fragment."""
+DEFAULT_STEPS = 480
+"""Steps of the larger island: 40 rounds of every fragment."""
 
 RATE_MBIT = 4.0
 STANDARD_BATCH = 24
@@ -119,7 +119,7 @@ def _shaped_run(scene: Scene) -> Iterator[RunPaths]:
         rate_bits_per_s=scene.rate_bits_per_s,
     )
     with ShaperProcess(options) as shaper:
-        tables = _run_tables(scene, NAME, scene.token_budget, LEARNING_RATE["joint"])
+        tables = run_tables(scene, NAME, scene.token_budget, LEARNING_RATE["joint"])
         second = "bf16-autocast" if native_bf16() else "bf16-weights"
         links = {"us-east": "127.0.0.1:0", "asia": address}
         addresses = {"us-east": (), "asia": (shaper.address,)}
@@ -132,7 +132,7 @@ def _shaped_run(scene: Scene) -> Iterator[RunPaths]:
                 NewIsland(
                     name,
                     {
-                        "island": _island_table(BATCH[name], precisions[name], threads=1, window=WINDOW_STEPS[name]),
+                        "island": island_table(BATCH[name], precisions[name], threads=1, window=WINDOW_STEPS[name]),
                         "link": {"listen": links[name], "rate_mbit": rate_mbit},
                     },
                     addresses=addresses[name],
@@ -146,10 +146,10 @@ def _shaped_run(scene: Scene) -> Iterator[RunPaths]:
 def _run_standard(scene: Scene, tokens: int, console: Console) -> bool:
     """Train in one place on as many tokens; whether that failed."""
     place = replace(scene, out=scene.out / STANDARD_NAME)
-    tables = _run_tables(place, STANDARD_NAME, tokens, LEARNING_RATE["standard"])
+    tables = run_tables(place, STANDARD_NAME, tokens, LEARNING_RATE["standard"])
     calm = {"outer_lr": 1.0, "outer_momentum": 0.0}
     island = {
-        "island": _island_table(STANDARD_BATCH, "fp32", threads=2, window=None),
+        "island": island_table(STANDARD_BATCH, "fp32", threads=2, window=None),
         "data": {"shares": (1.0,), "cache": f"../{_CACHE}"},
     }
     write_run(place.out, {**tables, "mixing": {**tables["mixing"], **calm}}, [NewIsland(STANDARD_NAME, island)])
@@ -162,7 +162,8 @@ def _run_standard(scene: Scene, tokens: int, console: Console) -> bool:
 _CACHE = "cache"
 
 
-def _run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> dict[str, dict[str, Any]]:
+def run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> dict[str, dict[str, Any]]:
+    """The values of a ``run.toml`` of the demo."""
     return {
         "run": {"name": name, "seed": scene.seed, "token_budget": tokens},
         "model": {"preset": PRESET},
@@ -183,7 +184,8 @@ def _run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> d
     }
 
 
-def _island_table(batch_size: int, precision: str, *, threads: int, window: int | None) -> dict[str, Any]:
+def island_table(batch_size: int, precision: str, *, threads: int, window: int | None) -> dict[str, Any]:
+    """The values of the table ``[island]`` of an ``island.toml`` of the demo."""
     table: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "threads": threads, "device": "cpu"}
     return table if window is None else {**table, "window_steps": window}
 

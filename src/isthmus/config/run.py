@@ -63,9 +63,7 @@ class MixingTable(Table):
     η and μ are ``outer_lr`` and ``outer_momentum``.
     """
 
-    rule: Literal["pair", "mesh"] = Field(
-        default="pair", description='"pair": islands trade in pairs. "mesh": all with all, for comparisons.'
-    )
+    rule: Literal["pair"] = Field(default="pair", description='"pair": islands trade in pairs.')
     window_steps: int = Field(
         default=50,
         ge=1,

@@ -50,10 +50,6 @@ class Company:
         """Those of ``peers`` that could take part in a meeting: of the same make, and not refused."""
         return {peer for peer in peers if peer not in self.misfits and not self._memory.peers[peer].is_refused}
 
-    def is_open(self, peer: str, fragment: int) -> bool:
-        """Whether both ends of an edge agree and the peer lives."""
-        return peer in self._alive and peer not in self.misfits and self._memory.edges[peer][fragment].open
-
     def may_knock(self, peer: str, fragment: int) -> bool:
         """Whether a publication to this peer can hope for an answer."""
         return self._answers(peer) and self._memory.edges[peer][fragment].open
@@ -113,12 +109,12 @@ class Company:
     def flush_hellos(self, now_s: float) -> None:
         """Say HELLO where the table asked for it, and again where an edge has not come to agree for a while."""
         every_s = self._plan.hello_every_s
-        for peer in self.living:
+        for peer in self.takers(self._alive):
             since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
             edges = self._memory.edges[peer]
-            shut = any(not edge.open for edge in edges) and not self._memory.peers[peer].is_refused
+            waiting = peer in self._asking or any(not edge.open for edge in edges)
             unanswered = any(edge.mine for edge in edges)
-            if (since_s >= every_s and (shut or peer in self._asking)) or (since_s >= 6 * every_s and unanswered):
+            if (waiting and since_s >= every_s) or (unanswered and since_s >= 6 * every_s):
                 self._hello_due.add(peer)
         self._asking.clear()
         for peer in sorted(self._hello_due & self._alive):
@@ -146,7 +142,7 @@ class Company:
 
     def _answers(self, peer: str) -> bool:
         known = self._memory.peers[peer]
-        return peer in self.living and known.complete and not known.is_refused and known.phase is not Phase.DONE
+        return peer in self.takers(self._alive) and known.complete and known.phase is not Phase.DONE
 
     def _meet(self, peer: str, incarnation: int) -> None:
         """Learn of an incarnation; a newer one shuts every edge until both have said HELLO."""

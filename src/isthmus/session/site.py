@@ -23,6 +23,7 @@ from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.cutting import Cut
 from isthmus.session.engine import Effects, Engine
 from isthmus.session.memory import Plan
+from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
 from isthmus.terms import SignedHeader
 from isthmus.transport import Link, LinkSettings, PeerAddress, TcpLink
@@ -84,7 +85,7 @@ class Site:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
         incarnation = raise_incarnation(LocalStorage(self.loaded.own_paths.root))
         effects = Effects(
-            link=self.open_link(self.loaded, incarnation),
+            link=SturdyLink(self.open_link(self.loaded, incarnation)),
             clock=self.clock,
             storage=self.storage,
             sink=self.sink,

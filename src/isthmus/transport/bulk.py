@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from isthmus.errors import IdentityError, ProtocolError
 from isthmus.terms import PublicationSent
 from isthmus.transport.buffers import SharedBuffer
 from isthmus.transport.connection import Connection, describe
-from isthmus.transport.control import PUBLICATION
 from isthmus.transport.ipc import Arrived, Sent
-from isthmus.transport.pacing import MAX_SLICE_BYTES, Spread, slice_bytes
+from isthmus.transport.pacing import Spread, slice_bytes
 from isthmus.transport.peer import Job, Partial, Peer, Session
 from isthmus.transport.tls import encrypted_bytes
 from isthmus.wire import (
@@ -21,6 +21,7 @@ from isthmus.wire import (
     Frame,
     Holding,
     Kind,
+    Received,
     check_header,
     decode_body,
     encode_body,
@@ -59,23 +60,23 @@ class BulkSender:
         wire_bytes = self._write(dispatch.begin())
         spread = Spread(dispatch.remaining_bytes, job.end_s)
         for packed_bytes, head, data in dispatch.chunks():
-            chunk_s = spread.chunk_s(packed_bytes, time.monotonic())
-            wire_bytes += self._write_chunk(head, memoryview(data), chunk_s)
+            wire_bytes += self._write_chunk(head, memoryview(data), packed_bytes, spread)
         signed = sign_header(self._hub.identity, job.header, dispatch.root())
         wire_bytes += self._write(dispatch.end(signed))
         seconds = time.monotonic() - start_s
         self._hub.outbox.put(Sent(PublicationSent(self._peer.name, signed, wire_bytes, seconds)))
 
-    def _write_chunk(self, head: bytes, data: memoryview, chunk_s: float) -> int:
-        start_s, total, wire_bytes, position = time.monotonic(), len(data), 0, 0
-        step = slice_bytes(total / chunk_s) if chunk_s > 0 else MAX_SLICE_BYTES
-        if self._hub.limiter.bytes_per_s is not None:
-            step = min(step, slice_bytes(self._hub.limiter.bytes_per_s))
+    def _write_chunk(self, head: bytes, data: memoryview, packed_bytes: int, spread: Spread) -> int:
+        total, wire_bytes, position = len(data), 0, 0
+        cap = self._hub.limiter.bytes_per_s or math.inf
         while position < total:
-            self._wait_until(start_s + chunk_s * position / total)
+            now_s = time.monotonic()
+            step = slice_bytes(min(cap, spread.bytes_per_s(now_s) * total / packed_bytes))
             part = data[position : position + step]
+            pause_s = spread.take_s(packed_bytes * len(part) / total, now_s)
             wire_bytes += self._write(head + part if position == 0 else part)
             position += len(part)
+            self._wait_until(now_s + pause_s)
         return wire_bytes
 
     def _write(self, data: bytes | memoryview) -> int:
@@ -177,4 +178,4 @@ class BulkReceiver:
         self._hub.outbox.put(Arrived(self._peer.name, signed, partial.assembly.wire_bytes), partial.buffer)
 
     def _acknowledge(self, publication: int) -> None:
-        self._session.queue.put(encode_frame(Kind.RECEIVED, PUBLICATION.pack(publication)))
+        self._session.queue.put(encode_frame(Kind.RECEIVED, encode_body(Received(publication))))

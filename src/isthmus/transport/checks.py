@@ -35,6 +35,8 @@ def check_publication(header: Header, payload: memoryview, *, run: str, me: str,
     ):
         if got != wanted:
             raise LinkError(f"a publication's header names another {what}", got=got, wanted=wanted)
+    if not 0 <= header.publication < 2**64:
+        raise LinkError("a publication's id is out of range", got=header.publication, wanted="64 bits")
     if payload.nbytes > max_bytes:
         raise LinkError(
             "a publication is too large",

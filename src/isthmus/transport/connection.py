@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import sys
 import time
 
 from isthmus.errors import IdentityError
@@ -176,6 +177,8 @@ def describe(error: BaseException) -> str:
         return "connection refused"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was closed"
     if isinstance(error, ssl.SSLCertVerificationError):
         return "its certificate was issued by no island of the roster"
     if isinstance(error, ssl.SSLError) and error.reason and "ALERT" in error.reason:
@@ -185,7 +188,7 @@ def describe(error: BaseException) -> str:
     return str(error)
 
 
-_LINUX_OPTIONS = {"SO_MAX_PACING_RATE": 47} if hasattr(socket, "SO_PEERCRED") else {}
+_LINUX_OPTIONS = {"SO_MAX_PACING_RATE": 47} if sys.platform == "linux" else {}
 
 
 def _left_s(deadline_s: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import selectors
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import deque
@@ -16,14 +15,13 @@ from isthmus.transport.connection import describe
 from isthmus.transport.ipc import Said
 from isthmus.transport.tls import encrypted_bytes
 from isthmus.units import KIB, MIB
-from isthmus.wire import Frame, Holding, Kind, decode_body, decode_message, encode_frame
+from isthmus.wire import Frame, Holding, Kind, Received, decode_body, decode_message, encode_frame
 from isthmus.wire.frames import CONTROL_BOUNDS
 
 if TYPE_CHECKING:
     from isthmus.transport.peer import Peer, Session
 
 MAX_QUEUED_BYTES = 64 * MIB
-PUBLICATION = struct.Struct("!Q")
 
 _WRITE_BYTES = 16 * KIB
 _READS_PER_TURN = 64
@@ -161,8 +159,6 @@ class ControlLoop:
             self._session.holding = decode_body(frame.body, Holding)
             self._session.holding_known.set()
         elif frame.kind == Kind.RECEIVED:
-            if len(frame.body) != PUBLICATION.size:
-                raise ProtocolError("an acknowledgement has the wrong length", got=len(frame.body))
-            self._peer.settled(self._session, PUBLICATION.unpack(frame.body)[0])
+            self._peer.settled(self._session, decode_body(frame.body, Received).publication)
         elif frame.kind == Kind.GOODBYE:
             self._peer.end(self._session, "closed its link")

@@ -36,6 +36,7 @@ BULK_CONNECTIONS = 2
 
 _PATIENCE_ATTEMPTS = 4
 _LASTING_S = 5.0
+_MAX_REPORTED = 32
 _SESSION_ID_BYTES = 16
 
 
@@ -159,10 +160,11 @@ class Dialler:
                 return
             what = f"{self._peer.name} at {address} and this island refuse each other: {error.refusal.reason}"
         else:
-            passing = isinstance(error, OSError | EOFError) and not isinstance(error, ssl.SSLError)
+            lasting = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+            passing = isinstance(error, OSError | EOFError) and not lasting
             if passing and self._backoff.attempts < _PATIENCE_ATTEMPTS:
                 return
             what = f"{self._peer.name} cannot be reached at {address}: {describe(error)}; this island keeps trying"
-        if what not in self._reported:
+        if what not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(what)
             self._hub.alarm(self._peer.name, what)

@@ -158,7 +158,9 @@ class Doorman:
         if frame.kind == Kind.REFUSAL:
             refusal = decode_body(frame.body, Refusal)
             if refusal.code != RefusalCode.SUPERSEDED:
-                self._hub.alarm(peer.name, f"{peer.name} refuses this island: {refusal.reason}", kind=refusal.reason)
+                self._hub.alarm(
+                    peer.name, f"{peer.name} refuses this island: {refusal.reason}", kind=f"{peer.name} {refusal.code}"
+                )
             raise EOFError("refused")
         if frame.kind != Kind.READY:
             raise ProtocolError("no READY followed a HELLO", got=frame.kind.name)
@@ -187,6 +189,6 @@ class Doorman:
     def _refuse(self, connection: Connection, peer: Peer, refusal: Refusal) -> None:
         if refusal.code != RefusalCode.SUPERSEDED:
             what = f"{peer.name} at {connection.where} was refused: {refusal.reason}"
-            self._hub.alarm(peer.name, what, kind=f"{peer.name} {refusal.reason}")
+            self._hub.alarm(peer.name, what, kind=f"{peer.name} {refusal.code}")
         connection.send(encode_frame(Kind.REFUSAL, msgspec.msgpack.encode(refusal)))
         connection.close()

@@ -149,7 +149,8 @@ class MemoryLink:
         for window in range(first, last + 1):
             inside_s = min(end_s, (window + 1) * window_s) - max(start_s, window * window_s)
             share = inside_s / (end_s - start_s) if end_s > start_s else 1.0
-            self._traffic[window][received] += num_bytes * share
+            if share > 0:
+                self._traffic[window][received] += num_bytes * share
 
     def _samples(self) -> list[LinkSample]:
         window_s = self._network.sample_window_s

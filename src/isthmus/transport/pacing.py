@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from dataclasses import dataclass
@@ -41,17 +42,22 @@ class RateLimiter:
 
 @dataclass
 class Spread:
-    """Spreads a publication's bytes evenly until ``end_s``; what falls behind is caught up.
+    """Spreads a publication's bytes evenly over the time until ``end_s``; after a stall the rest goes evenly too.
 
     ``remaining_bytes`` counts packed bytes, whose number is known before they are compressed.
     """
 
-    remaining_bytes: int
+    remaining_bytes: float
     end_s: float
 
-    def chunk_s(self, num_bytes: int, now_s: float) -> float:
-        """How long the next chunk of ``num_bytes`` packed bytes should take from now."""
-        share = num_bytes / max(self.remaining_bytes, 1)
+    def bytes_per_s(self, now_s: float) -> float:
+        """The rate that ends on time; infinite if that has passed."""
+        left_s = self.end_s - now_s
+        return self.remaining_bytes / left_s if left_s > 0 else math.inf
+
+    def take_s(self, num_bytes: float, now_s: float) -> float:
+        """Send the next ``num_bytes`` now; how long to wait after that before sending more."""
+        share = num_bytes / max(self.remaining_bytes, num_bytes, 1e-9)
         self.remaining_bytes -= num_bytes
         return share * max(0.0, self.end_s - now_s)
 

@@ -19,7 +19,16 @@ from isthmus.wire.hello import (
     encode_hello,
     judge_hello,
 )
-from isthmus.wire.messages import Begin, End, Holding, decode_body, decode_message, encode_body, encode_message
+from isthmus.wire.messages import (
+    Begin,
+    End,
+    Holding,
+    Received,
+    decode_body,
+    decode_message,
+    encode_body,
+    encode_message,
+)
 from isthmus.wire.packing import pack_chunk, unpack_chunk
 from isthmus.wire.signing import sign_header, signing_bytes, verify_signed
 from isthmus.wire.tree import HashTree, chunk_bounds, num_chunks, payload_root
@@ -37,6 +46,7 @@ __all__ = [
     "Holding",
     "Kind",
     "PeerSessions",
+    "Received",
     "Refusal",
     "RefusalCode",
     "SessionHello",

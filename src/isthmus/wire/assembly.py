@@ -44,7 +44,7 @@ class Dispatch:
     def __init__(self, header: Header, payload: memoryview, *, first_chunk: int = 0) -> None:
         self.header = header
         self._payload = payload
-        self._first_chunk = min(first_chunk, num_chunks(payload.nbytes))
+        self._first_chunk = max(0, min(first_chunk, num_chunks(payload.nbytes)))
         self.remaining_bytes = payload.nbytes - chunk_bounds(payload.nbytes, self._first_chunk)[0]
         self._tree = HashTree()
 

@@ -51,7 +51,7 @@ CONTROL_BOUNDS: Mapping[Kind, int] = {
     Kind.MESSAGE: MAX_MESSAGE_BYTES,
     Kind.PING: 0,
     Kind.HOLDING: KIB,
-    Kind.RECEIVED: 8,
+    Kind.RECEIVED: KIB,
     Kind.GOODBYE: 0,
 }
 """What may cross a control connection."""

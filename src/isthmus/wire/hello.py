@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,8 @@ from isthmus.wire.messages import decode_body
 PROTOCOL_VERSION = 1
 
 _VERSION = struct.Struct("!H")
+
+Counter = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class SessionKind(StrEnum):
@@ -41,11 +43,10 @@ class SessionHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     run: str
     sender: str
     receiver: str
-    incarnation: int
+    incarnation: Counter
     kind: SessionKind
-    number: int
+    number: Counter
     session: bytes
-    stream: int = 0
 
 
 class RefusalCode(StrEnum):
@@ -64,7 +65,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: RefusalCode
     reason: str
-    number: int = 0
+    number: Counter = 0
 
 
 def encode_hello(hello: SessionHello, *, version: int = PROTOCOL_VERSION) -> bytes:

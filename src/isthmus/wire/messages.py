@@ -36,6 +36,12 @@ class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks: int
 
 
+class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The receiver is through with a publication: it was delivered, or dropped with an alarm."""
+
+    publication: int
+
+
 def encode_message(message: Message) -> bytes:
     """A message as bytes.
 
@@ -66,7 +72,7 @@ def decode_message(body: bytes | memoryview) -> Message:
         raise ProtocolError("a message does not decode", got=str(error)) from error
 
 
-def encode_body(value: Begin | End | Holding) -> bytes:
+def encode_body(value: Begin | End | Holding | Received) -> bytes:
     """The body of a frame that carries ``value``."""
     return msgspec.msgpack.encode(value)
 
