@@ -19,7 +19,8 @@ async def run_shaper(options: ShaperOptions, commands: AsyncIterator[str], outpu
     """Run a relay until ``quit`` or the end of ``commands``.
 
     Prints ``{"listen": "host:port", "port": ...}`` first. Commands, one a line: ``cut``, ``heal``, ``reset``,
-    ``rate MBIT`` (0 for no limit), ``rtt MS``, ``stats`` (prints the windows since the last), ``quit``.
+    ``rate MBIT`` (0 for no limit), ``rtt MS``, ``stats`` (the windows since the last), ``quit``; each but
+    ``quit`` is answered by a line of JSON when it is done.
 
     Raises:
         LinkError: the listen address cannot be had.
@@ -30,14 +31,12 @@ async def run_shaper(options: ShaperOptions, commands: AsyncIterator[str], outpu
     async for line in commands:
         if line.split()[:1] == ["quit"]:
             break
-        answer = obey(shaper, line.split())
-        if answer is not None:
-            _say(output, answer)
+        _say(output, obey(shaper, line.split()))
     await shaper.close()
 
 
-def obey(shaper: Shaper, words: list[str]) -> object:
-    """Carry out one command; what to answer, or None."""
+def obey(shaper: Shaper, words: list[str]) -> dict[str, object]:
+    """Carry out one command; what to answer."""
     match words:
         case ["cut"]:
             shaper.cut()
@@ -53,7 +52,7 @@ def obey(shaper: Shaper, words: list[str]) -> object:
             return {"windows": shaper.take_windows()}
         case _:
             return {"error": f"no such command: {' '.join(words)!r}"}
-    return None
+    return {"done": words[0]}
 
 
 def serve_shaper(options: ShaperOptions, commands: Iterable[str], output: TextIO) -> None:

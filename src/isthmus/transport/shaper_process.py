@@ -17,6 +17,8 @@ _EXIT_GRACE_S = 5.0
 class ShaperProcess:
     """A running shaper; listens on ``address``, ends with ``close`` or with this process.
 
+    Every command has taken effect when its method returns, or raises ``LinkError`` if the shaper has ended.
+
     Raises:
         LinkError: it cannot start.
     """
@@ -56,8 +58,7 @@ class ShaperProcess:
 
     def take_windows(self) -> list[tuple[float, int, int]]:
         """Windows of 100 ms since the last call: start (its own seconds), bytes forward, bytes backward."""
-        self._command("stats")
-        return [(start_s, ahead, back) for start_s, ahead, back in self._answer()["windows"]]
+        return [(start_s, ahead, back) for start_s, ahead, back in self._command("stats")["windows"]]
 
     def close(self) -> None:
         """End it; idempotent."""
@@ -78,10 +79,14 @@ class ShaperProcess:
     ) -> None:
         self.close()
 
-    def _command(self, line: str) -> None:
+    def _command(self, line: str) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise LinkError("the shaper has ended") from error
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -64,8 +64,10 @@ class LinkProcess:
 
     def wait_readable(self, timeout_s: float) -> None:
         """Sleep until a report comes, or room for more commands, or ``timeout_s`` has passed."""
-        writable = [self.channel.socket] if self.channel.has_unsent else []
-        select.select([self.channel.socket], writable, [], timeout_s)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.channel.has_unsent else 0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel.socket, events)
+            selector.select(timeout_s)
 
     def end(self, grace_s: float) -> int:
         """Wait for the process to end, kill it if it takes longer than ``grace_s``; its exit code."""
