@@ -8,7 +8,8 @@ __version__ = "0.1.0"
 __all__ = ["Island", "__version__", "attach"]
 
 if TYPE_CHECKING:
-    from isthmus.session import Island, attach
+    from isthmus.session import Island as Island
+    from isthmus.session import attach as attach
 
 
 def __getattr__(name: str) -> Any:

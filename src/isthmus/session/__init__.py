@@ -4,7 +4,7 @@
 ``Engine``, which performs on tensors, link and storage what ``Core`` decides.
 """
 
-from isthmus.session.attach import Attachment, attach
+from isthmus.session.attachment import Attachment, attach
 from isthmus.session.core import Core
 from isthmus.session.cutting import Cut, cut_model
 from isthmus.session.engine import Effects, Engine

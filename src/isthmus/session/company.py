@@ -106,15 +106,19 @@ class Company:
         message = Pulse(tokens=tokens, phase=phase, step=self._memory.step)
         self._outbox.extend(Send(peer, message) for peer in self.living)
 
-    def flush_hellos(self, now_s: float) -> None:
-        """Say HELLO where the table asked for it, and again where an edge has not come to agree for a while."""
+    def flush_hellos(self, now_s: float, *, waiting: bool) -> None:
+        """Say HELLO where the table asked for it, and again where an edge has not come to agree for a while.
+
+        An island that does not train meanwhile, ``waiting``, asks at once again for an answer that has not come.
+        """
         every_s = self._plan.hello_every_s
+        patience = 1 if waiting else 6
         for peer in self.takers(self._alive):
             since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
             edges = self._memory.edges[peer]
-            waiting = peer in self._asking or any(not edge.open for edge in edges)
+            apart = peer in self._asking or any(not edge.open for edge in edges)
             unanswered = any(edge.mine for edge in edges)
-            if (waiting and since_s >= every_s) or (unanswered and since_s >= 6 * every_s):
+            if (apart and since_s >= every_s) or (unanswered and since_s >= patience * every_s):
                 self._hello_due.add(peer)
         self._asking.clear()
         for peer in sorted(self._hello_due & self._alive):

@@ -131,7 +131,7 @@ class Core:
         if not self._outbox:
             self._decide(step, now_s - self._waiting_since_s)
         if not self._outbox:
-            self.company.flush_hellos(now_s)
+            self.company.flush_hellos(now_s, waiting=self.phase is not Phase.TRAINING)
         orders = self._outbox.copy()
         self._outbox.clear()
         return orders
@@ -162,12 +162,10 @@ class Core:
             case Published(header, answer):
                 self._trade.published(header, answer=answer)
             case Withheld(peer, fragment, why):
-                if self.phase is Phase.FINISHING:
-                    self._trade.withheld(fragment)
+                self._trade.withheld(fragment)
                 self._outbox.append(Warn(f"fragment {fragment} was not published: {why}", peer))
             case Arrived(peer, fragment, reference):
                 self._trade.arrived(peer, fragment, reference)
-                self._adopted(fragment)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
             case _:
@@ -191,7 +189,7 @@ class Core:
     def _join(self, waited_s: float) -> None:
         company, peers = self.company, self.memory.peers
         if not self.memory.complete:
-            self._trade.knock_as_newcomer()
+            self._join_as_newcomer()
             return
         if set(self.plan.peers) - company.heard - company.misfits and waited_s < self.plan.join_wait_s:
             return
@@ -203,6 +201,21 @@ class Core:
             self._become_newcomer(f"initial weights differ from those of {', '.join(lower)}; taking the lowest slot's")
         else:
             self.phase = Phase.TRAINING
+
+    def _join_as_newcomer(self) -> None:
+        if len(self.memory.adopted) == len(self.plan.initial):
+            self._become_complete()
+        elif self._is_first_of_none():
+            self._outbox.append(Warn("no island holds the run's weights any more; going on from those here"))
+            self._become_complete()
+        else:
+            self._trade.knock_as_newcomer()
+
+    def _is_first_of_none(self) -> bool:
+        """Whether all islands are here, all wait for the run's weights, and this is the lowest slot of them."""
+        living, peers = set(self.company.living) & self.company.heard, self.plan.peers
+        nobody = not any(self.memory.peers[peer].complete for peer in peers)
+        return nobody and living == set(peers) and self.plan.slot < min(peers.values())
 
     def _step_aside(self, peer: str) -> None:
         """A fresh island that could reach nobody, and then finds a run far ahead, joins it rather than hold it back."""
@@ -218,19 +231,15 @@ class Core:
         self.phase = Phase.JOINING
         self.memory.complete = False
         self.memory.adopted.clear()
-        self._trade.forget_empty_knocks()
+        self._trade.change_standing()
         self.company.say_hello_to_all()
         self._outbox.append(Warn(why))
 
-    def _adopted(self, fragment: int) -> None:
-        if self.memory.complete:
-            return
-        self.memory.adopted.add(fragment)
-        if len(self.memory.adopted) == len(self.plan.initial):
-            self.memory.complete = True
-            self.phase = Phase.TRAINING
-            self._trade.withdraw_empty_knocks()
-            self.company.say_hello_to_all()
+    def _become_complete(self) -> None:
+        self.memory.complete = True
+        self.phase = Phase.TRAINING
+        self._trade.change_standing()
+        self.company.say_hello_to_all()
 
     def _train(self, step: int) -> None:
         if step > self.memory.departed_step:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from isthmus.errors import LinkError
 from isthmus.terms import Header, LinkAlarm, LinkEvent, Message, PeerDown, PeerUp
 from isthmus.transport import Link
@@ -55,12 +57,14 @@ class SturdyLink:
         return events
 
     def wait(self, timeout_s: float) -> None:
-        """See ``Link.wait``."""
-        if self._link is not None:
-            try:
-                self._link.wait(timeout_s)
-            except LinkError as error:
-                self._lose(error)
+        """See ``Link.wait``; without a link nothing can come before the time is over."""
+        if self._link is None:
+            time.sleep(timeout_s)
+            return
+        try:
+            self._link.wait(timeout_s)
+        except LinkError as error:
+            self._lose(error)
 
     def close(self, *, timeout_s: float) -> None:
         """See ``Link.close``."""

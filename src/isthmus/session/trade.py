@@ -59,6 +59,8 @@ class Trade:
     def arrived(self, peer: str, fragment: int, reference: bytes) -> None:
         """A meeting was applied."""
         edge = self._edge(peer, fragment)
+        if not self._memory.complete:
+            self._memory.adopted.add(fragment)
         if _both_final(edge):
             self._memory.final.add(fragment)
         self._set(peer, fragment, meeting.on_arrived(edge, reference, order=self._memory.order))
@@ -91,23 +93,23 @@ class Trade:
             if donors and not any(self._edge(peer, fragment).mine for peer in donors):
                 self._publish(min(donors, key=self._plan.peers.__getitem__), fragment, codec=NO_PAYLOAD)
 
-    def forget_empty_knocks(self) -> None:
-        """Two newcomers have nothing for each other: one that becomes a newcomer forgets the knocks of others."""
-        for peer, fragment, edge in self._memory.all_edges():
-            if edge.theirs is not None and edge.theirs.codec == NO_PAYLOAD:
-                self._set(peer, fragment, edge.change(theirs=None))
+    def change_standing(self) -> None:
+        """This island became a newcomer, or complete: what it published as the other is withdrawn by a new epoch.
 
-    def withdraw_empty_knocks(self) -> None:
-        """Whoever is complete has no use for an answer to empty hands: such an edge begins anew."""
+        A newcomer forgets other newcomers' knocks too; they have nothing for each other.
+        """
         for peer, fragment, edge in self._memory.all_edges():
-            if edge.mine is not None and edge.mine.codec == NO_PAYLOAD:
-                edge, actions = meeting.renewed(edge)
-                self._set(peer, fragment, edge)
+            if edge.mine is not None:
+                anew, actions = meeting.renewed(edge)
+                self._set(peer, fragment, anew)
                 self._company.perform(peer, fragment, actions)
+            elif edge.theirs is not None and edge.theirs.codec == NO_PAYLOAD:
+                self._set(peer, fragment, edge.change(theirs=None))
 
     def withheld(self, fragment: int) -> None:
         """A publication could not be coded; at the end of the run it is not tried for ever."""
-        self._withheld.add(fragment)
+        if self._memory.finishing:
+            self._withheld.add(fragment)
 
     def close(self, fragment: int) -> None:
         """At the end of the run: answer every knock; then one last meeting without loss, if it was not yet."""

@@ -17,6 +17,7 @@ log = logging.getLogger("isthmus")
 
 _POLL_S = 0.05
 _SAY_EVERY_S = 10.0
+_EXPLAIN_S = 5.0
 
 
 class Waiter:
@@ -39,18 +40,18 @@ class Waiter:
             resumed: Whether the island goes on from a checkpoint.
 
         Raises:
-            ShapeError: Another island's model is different; it names the first parameter that differs.
+            ShapeError: The island starts fresh and all that it hears of train another model; it names the first
+                parameter that differs.
         """
         engine, started_s = self._engine, self._clock.now_s()
         waited_for: tuple[str, ...] = ()
         newcomer = False
         while True:
             engine.pump()
-            if engine.phase is not Phase.JOINING or stopped():
+            told_s = engine.plan.join_wait_s + _EXPLAIN_S
+            unexplained = not resumed and self._is_misfit() and self._clock.now_s() - started_s < told_s
+            if stopped() or (engine.phase is not Phase.JOINING and not unexplained):
                 break
-            if engine.misfit is not None:
-                mend = "Build the same model on every island: same code, same settings, same names."
-                raise ShapeError("another island trains another model", got=engine.misfit, mend=mend)
             newcomer = newcomer or not engine.memory.complete
             waited_for = engine.core.waits_for or waited_for
             self._say("the run's weights" if newcomer else "their HELLO", since_s=started_s)
@@ -68,6 +69,16 @@ class Waiter:
             self._say(reason, since_s=started_s, at_most_s=at_most_s)
             self._engine.effects.link.wait(_POLL_S)
             self._engine.pump()
+
+    def _is_misfit(self) -> bool:
+        """Whether all islands that were heard train another model; raises once one has said what differs."""
+        company = self._engine.core.company
+        if not company.misfits or company.heard:
+            return False
+        if self._engine.misfit is not None:
+            mend = "Build the same model on every island: same code, same settings, same names."
+            raise ShapeError("another island trains another model", got=self._engine.misfit, mend=mend)
+        return True
 
     def _say(self, reason: str, *, since_s: float, at_most_s: float | None = None) -> None:
         now_s, engine = self._clock.now_s(), self._engine
