@@ -47,7 +47,7 @@ RATE_MBIT = 4.0
 STANDARD_BATCH = 24
 EVALUATIONS = 8
 
-LEARNING_RATE = {"joint": 4e-3, "standard": 4e-3}
+LEARNING_RATE = {"joint": 8e-3, "standard": 8e-3}
 """Peak learning rates of AdamW, tuned on another seed for each way of training (docs/log.md)."""
 
 
@@ -197,7 +197,7 @@ def _introduction(scene: Scene) -> str:
     return (
         f"Two islands, us-east (fp32, {BATCH['us-east']} sequences a step) and asia "
         f"({'bf16 autocast' if native_bf16() else 'bf16 weights, fp32 masters'}, {BATCH['asia']}), train one sparse "
-        f"mixture-of-experts model of {format_count(parameters)}parameters, each on its own half of the data.\n"
+        f"mixture-of-experts model of {format_count(parameters)} parameters, each on its own half of the data.\n"
         f"Between them: TLS over a link of {format_rate(scene.rate_bits_per_s)} and {scene.rtt_s * 1000:.0f} ms "
         f"round trip. Training in step over it would send {format_bytes(gradient)} of gradients each way a step: "
         f"{format_bytes(gradient)} x 8 / {format_rate(scene.rate_bits_per_s)} + {scene.rtt_s * 1000:.0f} ms = "
@@ -248,7 +248,7 @@ def _closing_words(scene: Scene, summary: dict[str, Any]) -> str:
     lines = []
     for name, island in summary["islands"].items():
         lines.append(
-            f"{name}: {island['steps']} steps, {format_count(island['tokens'])}tokens, "
+            f"{name}: {island['steps']} steps, {format_count(island['tokens'])} tokens, "
             f"{format_bytes(island['sent_bytes'])} sent ({island['bytes_per_parameter_and_round'] or 0:.3f} bytes per "
             f"parameter and round), link {_rate(island, 'mean')} mean and {_rate(island, 'peak')} peak of "
             f"{format_rate(scene.rate_bits_per_s)}, {island['blocked_share'] or 0:.2%} of the time blocked"

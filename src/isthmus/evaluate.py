@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,8 @@ def run_eval(checkpoint: Path, data: tuple[str, ...], *, num_bytes: int | None) 
     rows = []
     for named in scores:
         score, digest = named.score, sets[named.set_name].digest[:12]
-        rows.append(
-            {"set": named.set_name, **dataclasses.asdict(score), "xz": named.xz_bits_per_byte, "digest": digest}
-        )
+        numbers = {key: value if math.isfinite(value) else None for key, value in dataclasses.asdict(score).items()}
+        rows.append({"set": named.set_name, **numbers, "xz": named.xz_bits_per_byte, "digest": digest})
         values = (f"{score.bits_per_byte:.4f}", f"{score.standard_error:.4f}", f"{score.num_bytes:,}")
         table.add_row(named.set_name, *values, f"{named.xz_bits_per_byte:.3f}", digest)
     beside = checkpoint / "eval.json" if checkpoint.is_dir() else checkpoint.with_suffix(".eval.json")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from torch import nn
 
 from isthmus.data import DEFAULT_HELD_OUT, HeldOut, HeldOutSpec, Tokenizer
@@ -36,10 +38,15 @@ class Scorer:
         sets: The sets by name.
         tokenizer: Of the model.
         sequence_length: Longest input of one forward, in tokens.
+        max_bytes: Of each set, only its first documents that come to so many bytes, but always one.
     """
 
-    def __init__(self, sets: Mapping[str, HeldOut], tokenizer: Tokenizer, *, sequence_length: int) -> None:
+    def __init__(
+        self, sets: Mapping[str, HeldOut], tokenizer: Tokenizer, *, sequence_length: int, max_bytes: int | None = None
+    ) -> None:
         self._sequence_length = sequence_length
+        if max_bytes is not None:
+            sets = {name: _beginning(each, max_bytes) for name, each in sets.items()}
         self._passages = {
             name: [
                 Passage(tokens[1:], len(text))
@@ -55,3 +62,9 @@ class Scorer:
             NamedScore(name, bits_per_byte(model, passages, seq_len=self._sequence_length), self._xz[name])
             for name, passages in self._passages.items()
         ]
+
+
+def _beginning(held_out: HeldOut, max_bytes: int) -> HeldOut:
+    ends = itertools.accumulate(map(len, held_out.documents))
+    count = sum(1 for end in ends if end <= max_bytes)
+    return msgspec.structs.replace(held_out, documents=held_out.documents[: max(1, count)])

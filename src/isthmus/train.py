@@ -100,15 +100,14 @@ class Texts:
         cache_dir = loaded.paths.root / loaded.island.data.cache
         tokenizer_file = None if data.tokenizer == BYTE_TOKENS else loaded.paths.root / data.tokenizer
         tokenizer = load_tokenizer(tokenizer_file)
-        whole = held_out_specs(data.evaluate, loaded.paths.root, data.evaluate_bytes)
-        quick = held_out_specs(data.evaluate, loaded.paths.root, max(1, data.evaluate_bytes // QUICK_SHARE))
-        sets = open_held_out(whole, cache_dir)
+        sets = open_held_out(held_out_specs(data.evaluate, loaded.paths.root, data.evaluate_bytes), cache_dir)
         spec = train_spec(loaded, tokenizer_file, cache_dir)
         self.stream: WindowStream = open_train(spec)
         self.manifest: Manifest = describe(spec, sets)
         length = run.train.sequence_length
         self.whole = Scorer(sets, tokenizer, sequence_length=length)
-        self.quick = Scorer(open_held_out(quick, cache_dir), tokenizer, sequence_length=length)
+        quick_bytes = data.evaluate_bytes // QUICK_SHARE
+        self.quick = Scorer(sets, tokenizer, sequence_length=length, max_bytes=quick_bytes)
 
 
 def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> TrainSpec:
@@ -165,7 +164,7 @@ def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, fin
             records.Evaluation,
             set_name=named.set_name,
             bits_per_byte=records.finite(named.score.bits_per_byte),
-            standard_error=named.score.standard_error,
+            standard_error=records.finite(named.score.standard_error) or 0.0,  # a single document has no spread
             num_bytes=named.score.num_bytes,
             run_tokens=island.run_tokens,
             manifest_digest=texts.manifest.digest,

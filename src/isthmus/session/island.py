@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from isthmus.checkpoint import IslandLock, load_latest
+from isthmus.checkpoint import IslandLock, LoadedInfo, load_latest
 from isthmus.clock import SystemClock
 from isthmus.config import load_run
+from isthmus.errors import CheckpointError
 from isthmus.observe import records
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
@@ -49,8 +50,7 @@ class Island:
         self._lock = IslandLock(site.loaded.own_paths.root)
         self._lock.acquire()
         try:
-            found = load_latest(site.storage)
-            state, info = found if found is not None else (None, None)
+            state, info = _newest_checkpoint(site)
             self._open(state, resumed_from=info.name if info else None)
         except BaseException:
             self._lock.release()
@@ -286,3 +286,12 @@ class Island:
 
     def _wait_until_ready(self) -> None:
         self._waiter.until_ready(lambda: self._stop_reason is not None, resumed=self._resumed)
+
+
+def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo | None]:
+    try:
+        found = load_latest(site.storage)
+    except OSError as error:
+        folder = site.loaded.own_paths.checkpoints
+        raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
+    return (None, None) if found is None else found

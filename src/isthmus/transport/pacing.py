@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from isthmus.units import KIB
 
 SLICE_S = 0.02
-MIN_SLICE_BYTES = KIB
+MIN_SLICE_BYTES = 4 * KIB
+"""Every slice pays for a TLS record of its own."""
+
 MAX_SLICE_BYTES = 64 * KIB
 
 
