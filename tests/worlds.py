@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -9,16 +10,20 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from isthmus.checkpoint import MemoryStorage, Storage, load_latest
+from isthmus.checkpoint import FaultPlan, FaultyStorage, MemoryStorage, Storage, load_latest
 from isthmus.clock import VirtualClock
 from isthmus.lab import Resident, World
 from isthmus.observe import records
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session import Effects, Engine, Plan, Training, cut_model
 from isthmus.transport import LinkQuality, MemoryLink, MemoryNetwork, MemorySettings
+from isthmus.transport.link import Link
 
 RUN = "ab" * 32
 BATCH = 8
+
+# The toy's tensors are far too small to share among threads.
+torch.set_num_threads(1)
 
 R = TypeVar("R", bound=records.Common)
 
@@ -77,6 +82,7 @@ class Settings:
     save_every_steps: int = 10**9
     join_wait_s: float = 5.0
     finish_wait_s: float = 30.0
+    own_window_steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,6 +96,7 @@ class Inhabitant:
     resident: Resident
     model: Toy
     losses: list[float] = field(default_factory=list)
+    faults: FaultPlan = field(default_factory=FaultPlan)
 
     @property
     def engine(self) -> Engine:
@@ -98,6 +105,13 @@ class Inhabitant:
 
     def of(self, kind: type[R]) -> list[R]:
         return [record for record in self.records if isinstance(record, kind)]
+
+    def alarms(self) -> list[str]:
+        return [alarm.what for alarm in self.of(records.Alarm)]
+
+    def fast(self) -> torch.Tensor:
+        weights = self.model.state_dict()
+        return torch.cat([weights[name].flatten() for name in self.engine.slow.slow_weights()])
 
     def slow(self) -> torch.Tensor:
         return torch.cat([tensor.flatten() for tensor in self.engine.slow.slow_weights().values()])
@@ -115,9 +129,10 @@ class SmallWorld:
         seed: int = 0,
         step_s: dict[str, float] | None = None,
         toy: Callable[[str], Toy] = lambda name: Toy(),
+        link: Callable[[MemoryLink], Link] = lambda link: link,
     ) -> None:
         self.names, self.settings = tuple(names), settings or Settings()
-        self._step_s, self._toy = step_s or {}, toy
+        self._step_s, self._toy, self._link = step_s or {}, toy, link
         self.clock = VirtualClock()
         self.network = MemoryNetwork(
             self.clock,
@@ -143,6 +158,14 @@ class SmallWorld:
     def run_to_step(self, name: str, step: int) -> None:
         self.run(lambda: self[name].engine.memory.step >= step)
         assert self[name].engine.memory.step >= step
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.world.kill(name)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let virtual seconds pass."""
+        self.run(at_most_s=seconds)
 
     def forget(self, name: str) -> None:
         """Lose an island's disk."""
@@ -173,7 +196,7 @@ class SmallWorld:
             peers=peers,
             layout=cut.layout,
             initial=cut.slow.initial_hashes,
-            window_steps=settings.window_steps,
+            window_steps=settings.own_window_steps.get(island.name, settings.window_steps),
             flight_steps=settings.flight_steps,
             outer=settings.outer,
             token_budget=settings.budget_steps * BATCH * len(self.names),
@@ -182,9 +205,9 @@ class SmallWorld:
             finish_wait_s=settings.finish_wait_s,
         )
         effects = Effects(
-            link=link,
+            link=self._link(link),
             clock=self.clock,
-            storage=island.storage,
+            storage=FaultyStorage(island.storage, island.faults),
             sink=island.records.append,
             codec=settings.codec,
             layout_lines=cut.layout_lines,
@@ -199,6 +222,25 @@ class SmallWorld:
         model, optimizer, data = island.train
         island.losses.append(train_step(model, optimizer, data.next()))
         return BATCH, data.cursor
+
+
+def assert_no_fork(world: SmallWorld, *names: str) -> None:
+    """Each island holds the references that its tables name; at one epoch and version both ends hold the same."""
+    for one, other in itertools.permutations(names or world.names, 2):
+        engine, edges = world[one].engine, world[one].engine.memory.edges[other]
+        held = [engine.slow.reference_hash(other, fragment) for fragment in engine.plan.fragments]
+        assert held == [edge.reference for edge in edges], (one, other)
+        for own, theirs in zip(edges, world[other].engine.memory.edges[one], strict=True):
+            if (own.epoch, own.version) == (theirs.epoch, theirs.version):
+                assert own.reference == theirs.reference, (one, other)
+
+
+def assert_agreed(world: SmallWorld, *names: str) -> None:
+    """No fork, and both ends of every edge stand at the same epoch and version."""
+    assert_no_fork(world, *names)
+    for one, other in itertools.permutations(names or world.names, 2):
+        own, theirs = world[one].engine.memory.edges[other], world[other].engine.memory.edges[one]
+        assert [(e.epoch, e.version) for e in own] == [(e.epoch, e.version) for e in theirs], (one, other)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:

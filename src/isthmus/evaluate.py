@@ -95,8 +95,11 @@ def load_weights(path: Path) -> Weights:
     state, info = found
     run_dir = folder.resolve().parent.parent.parent
     shared = load_shared(run_dir)
-    tensors = {**state["trainee"]["model"], **state["slow"]["slow"]}
     config = resolve_model(shared.run.model)
+    model = build_model(config, seed=0)
+    model.load_state_dict(state["trainee"]["model"])
+    model.load_state_dict(state["slow"]["slow"], strict=False)  # one name of a tied weight stands for all
+    tensors = model.state_dict()
     metadata = {
         "run": shared.run.hash,
         "model": json.dumps(dataclasses.asdict(config)),

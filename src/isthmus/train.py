@@ -174,9 +174,15 @@ def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, fin
 
 
 def export(loaded: LoadedRun, island: Island, model: nn.Module, config: ModelConfig, manifest: Manifest) -> None:
-    """Write the joint model as ``model.safetensors`` beside the island's records."""
+    """Write the joint model as ``model.safetensors`` beside the island's records, the same bytes at every island.
+
+    Integers count what an island has done since its last step and are not traded: the joint model has none yet.
+    """
     path = loaded.own_paths.root / "model.safetensors"
-    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach() if tensor.is_floating_point() else torch.zeros_like(tensor)
+        for name, tensor in model.state_dict().items()
+    }
     metadata = {
         "run": loaded.run.hash,
         "model": json.dumps(dataclasses.asdict(config)),

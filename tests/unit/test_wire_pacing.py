@@ -11,7 +11,7 @@ from isthmus.transport.meter import Meter
 from isthmus.transport.pacing import AlarmLimiter, Backoff, RateLimiter, Spread, slice_bytes
 
 
-@pytest.mark.parametrize(("rate", "slices"), [(1e3, 1024), (1e6, 20_000), (1e9, 65_536), (float("inf"), 65_536)])
+@pytest.mark.parametrize(("rate", "slices"), [(1e3, 4096), (1e6, 20_000), (1e9, 65_536), (float("inf"), 65_536)])
 def test_a_slice_is_20_ms_worth_within_bounds(rate, slices):
     assert slice_bytes(rate) == slices
 

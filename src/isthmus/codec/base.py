@@ -37,6 +37,14 @@ class Codec(Protocol):
         """
         ...
 
+    def check(self, data: Tensor, row_length: int) -> None:
+        """Refuse what ``decode`` would refuse, at less cost.
+
+        Raises:
+            CodecError: As ``decode``.
+        """
+        ...
+
     def decode(self, data: Tensor, row_length: int) -> Tensor:
         """The rows, fp32 [r, n] and finite, of ``data``, uint8 [r, row_bytes(n)].
 

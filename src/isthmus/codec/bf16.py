@@ -29,6 +29,10 @@ class Bf16:
         require_finite(rows, "rows")
         out.copy_(rows.clamp(-_LARGEST, _LARGEST).to(torch.bfloat16).contiguous().view(torch.uint8))
 
+    def check(self, data: Tensor, row_length: int) -> None:
+        """See ``Codec.check``."""
+        self.decode(data, row_length)
+
     def decode(self, data: Tensor, row_length: int) -> Tensor:
         """See ``Codec.decode``; exact, as every bfloat16 is an fp32 number."""
         check_bytes(data, self.row_bytes(row_length))

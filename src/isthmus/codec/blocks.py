@@ -67,12 +67,13 @@ class BlockCodec:
         for chunk in row_chunks(rows):
             self._encode_chunk(rows[chunk], out[chunk])
 
+    def check(self, data: Tensor, row_length: int) -> None:
+        """See ``Codec.check``; under a legal scale every code is finite."""
+        self._checked_scales(data, row_length)
+
     def decode(self, data: Tensor, row_length: int) -> Tensor:
         """See ``Codec.decode``."""
-        check_bytes(data, self.row_bytes(row_length))
-        scale_bytes = _scale_bytes(row_length)
-        scales = data[:, :scale_bytes].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
-        self._check_scales(scales)
+        scales, scale_bytes = self._checked_scales(data, row_length), _scale_bytes(row_length)
         rows = torch.empty(data.shape[0], row_length, dtype=torch.float32, device=data.device)
         for chunk in row_chunks(rows):
             part = rows[chunk]
@@ -102,13 +103,18 @@ class BlockCodec:
         scales = (absmax / self.max_code).clamp_(max=self.max_scale).to(torch.bfloat16)
         return torch.where(scales < MIN_SCALE, 0.0, scales)
 
-    def _check_scales(self, scales: Tensor) -> None:
+    def _checked_scales(self, data: Tensor, row_length: int) -> Tensor:
+        """The scales of encoded rows, fp32 [r, blocks]."""
+        check_bytes(data, self.row_bytes(row_length))
+        scales = data[:, : _scale_bytes(row_length)].clone(memory_format=torch.contiguous_format)
+        scales = scales.view(torch.bfloat16).float()
         legal = (scales == 0) | ((scales >= MIN_SCALE) & (scales <= self.max_scale))
         if not legal.all():
             raise CodecError(
                 "encoded rows hold an impossible scale",
                 wanted=f"0, or {MIN_SCALE:.3g} to {self.max_scale:.3g}",
             )
+        return scales
 
 
 def _scale_bytes(row_length: int) -> int:

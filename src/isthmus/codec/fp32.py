@@ -23,6 +23,10 @@ class Fp32:
         require_finite(rows, "rows")
         out.copy_(rows.contiguous().view(torch.uint8))
 
+    def check(self, data: Tensor, row_length: int) -> None:
+        """See ``Codec.check``."""
+        self.decode(data, row_length)
+
     def decode(self, data: Tensor, row_length: int) -> Tensor:
         """See ``Codec.decode``; the values keep every bit."""
         check_bytes(data, self.row_bytes(row_length))

@@ -129,13 +129,30 @@ def decode_entry(payload: memoryview, part: Slice, device: torch.device | str = 
     Raises:
         CodecError: The bytes are too few, or not those of finite rows.
     """
-    _check_length(part, payload)
-    packed = np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset).copy()
-    data = torch.from_numpy(packed).view(part.rows, -1).to(device)
+    data = _packed(payload, part).to(device)
     try:
         return codec_named(part.codec).decode(data, part.row_length)
     except CodecError as error:
         raise CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted) from error
+
+
+def check_entry(payload: memoryview, part: Slice) -> None:
+    """Refuse, at less cost, a slice that ``decode_entry`` would refuse.
+
+    Raises:
+        CodecError: As ``decode_entry``.
+    """
+    try:
+        codec_named(part.codec).check(_packed(payload, part), part.row_length)
+    except CodecError as error:
+        raise CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted) from error
+
+
+def _packed(payload: memoryview, part: Slice) -> Tensor:
+    """A copy of a slice's bytes, uint8 [rows, row bytes]."""
+    _check_length(part, payload)
+    packed = np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset).copy()
+    return torch.from_numpy(packed).view(part.rows, -1)
 
 
 def _check_length(part: Slice, payload: memoryview) -> None:

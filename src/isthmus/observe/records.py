@@ -184,8 +184,8 @@ class Meeting(Common, frozen=True, kw_only=True, tag_field="kind", tag="meeting"
     """A meeting was completed at this end: its correction was applied at ``arrived_step``.
 
     ``version`` is the one the meeting started from. ``age_s`` runs from this end's departure to the arrival;
-    ``late`` means more than τ steps. ``adopted``: a newcomer took the merged reference. ``reference`` is the
-    start of H(c') in hex, the same at both ends.
+    ``late`` means later than the slot it had to cross the link (H/P steps) and τ steps more. ``adopted``: a newcomer
+    took the merged reference. ``reference`` is the start of H(c') in hex, the same at both ends.
     """
 
     fragment: int

@@ -97,7 +97,7 @@ class Meetings:
 
     @property
     def late(self) -> int:
-        """Those of them that arrived after more than τ steps."""
+        """Those of them that arrived late (``Meeting.late``)."""
         return sum(self.met.values())
 
     @property

@@ -312,8 +312,13 @@ class Engine:
         except CodecError as error:
             return ArrivalRefused(order.peer, order.fragment, str(error))
         reference = self.slow.arrive(order, self._payloads.get(order.mine), theirs)
-        self.journal.met(order, merge_weights(order), reference, flight_steps=self.plan.flight_steps)
+        self.journal.met(order, merge_weights(order), reference, on_time_steps=self._on_time_steps)
         return Arrived(order.peer, order.fragment, reference)
+
+    @property
+    def _on_time_steps(self) -> int:
+        """A publication has its slot to cross the link, and its flight steps to be answered."""
+        return -(-self.plan.window_steps // len(self.plan.initial)) + self.plan.flight_steps
 
     def _hand_over(self, header: Header) -> None:
         """Give a publication to the link, unless it is on its way already; waiting islands are in a hurry."""

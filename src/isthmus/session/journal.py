@@ -75,7 +75,7 @@ class Journal:
             )
         )
 
-    def met(self, order: Arrive, weights: tuple[float, float], reference: bytes, *, flight_steps: int) -> None:
+    def met(self, order: Arrive, weights: tuple[float, float], reference: bytes, *, on_time_steps: int) -> None:
         """A meeting was applied."""
         own, other = weights if order.mine_first else weights[::-1]
         arrived_step = self._memory.step
@@ -94,7 +94,7 @@ class Journal:
                 departed_step=order.mine.step,
                 arrived_step=arrived_step,
                 age_s=self._clock.now_s() - departed_s,
-                late=arrived_step - order.mine.step > flight_steps,
+                late=arrived_step - order.mine.step > on_time_steps,
                 reference=reference.hex()[:16],
                 adopted=order.mode is Mode.ADOPT,
                 final=order.mode is Mode.ASSIGN,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isthmus import mixing
-from isthmus.codec import NO_CODEC, Slice, decode_entry, encode_entry, payload_bytes, slices
+from isthmus.codec import NO_CODEC, Slice, check_entry, decode_entry, encode_entry, payload_bytes, slices
 from isthmus.errors import CodecError, ShapeError
 from isthmus.fragments import Entry, Fragment, Kind
 from isthmus.session.orders import Arrive, Mode
@@ -131,7 +131,7 @@ class SlowState:
             what = f"a publication of fragment {header.fragment} in {header.codec} has the wrong length"
             raise CodecError(what, got=f"{payload.nbytes} bytes", wanted=wanted)
         for _, part in self._parts(header.fragment, header.codec):
-            decode_entry(payload, part)
+            check_entry(payload, part)
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 

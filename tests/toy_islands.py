@@ -1,0 +1,275 @@
+"""Islands without tensors: the real core and payload store, with references that are hash chains.
+
+A reference is ``sha256(reference | low publication | high publication | weights)``. A publication's bytes start with
+the reference that it was coded against, so that applying it to another one, a fork, is seen at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from isthmus import schedule
+from isthmus.meeting import Edge
+from isthmus.session.core import Core
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import (
+    ArrivalRefused,
+    Arrive,
+    Arrived,
+    Clear,
+    Depart,
+    Departed,
+    Event,
+    Mode,
+    Order,
+    Publish,
+    Published,
+    Resend,
+    Result,
+    Save,
+    Send,
+    Warn,
+    Withheld,
+)
+from isthmus.session.payloads import Payloads
+from isthmus.session.slow import merge_weights
+from isthmus.session.trade import NO_PAYLOAD
+from isthmus.terms import NO_REFERENCE, Header, MessageReceived, Phase, PublicationReceived, SignedHeader
+
+if TYPE_CHECKING:
+    from toy_world import World
+
+NAMES = ("ash", "birch", "cedar", "dogwood")
+MAX_ORDERS_PER_PUMP = 1000
+
+
+def reference_of(text: str) -> bytes:
+    """A made-up reference hash."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def make_plans(num_islands: int, num_fragments: int = 1, **changes: object) -> dict[str, Plan]:
+    """Plans of islands that begin alike."""
+    names = NAMES[:num_islands]
+    base = Plan(
+        run="run",
+        name="",
+        slot=0,
+        peers={},
+        layout=b"layout",
+        initial=tuple(reference_of(f"init {fragment}") for fragment in range(num_fragments)),
+        window_steps=max(2, num_fragments),
+        flight_steps=1,
+        outer=schedule.OuterPlan(schedule.OuterStep(1.2, 0.2)),
+        token_budget=10**12,
+        save_every_steps=5,
+        join_wait_s=4.0,
+        finish_wait_s=60.0,
+        hello_every_s=2.0,
+    )
+    return {
+        name: replace(
+            base, name=name, slot=slot, peers={other: s for s, other in enumerate(names) if other != name}, **changes
+        )
+        for slot, name in enumerate(names)
+    }
+
+
+class Met(NamedTuple):
+    """One meeting as one end applied it; ids of the lower slot first."""
+
+    before: bytes
+    pair: tuple[int, int]
+    after: bytes
+
+
+Key = tuple[str, int, int, int]
+"""(peer, fragment, epoch, version) of a meeting."""
+
+
+@dataclass
+class Holdings:
+    """What a toy engine holds besides the core's memory, and what it did to get there; a checkpoint keeps it."""
+
+    references: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    lineage: dict[Key, Met] = field(default_factory=dict)
+    counted: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def copy(self) -> Holdings:
+        """An independent copy."""
+        return Holdings(dict(self.references), dict(self.payloads), dict(self.lineage), dict(self.counted))
+
+
+class Crash(Exception):
+    """The island's process ends between two orders."""
+
+
+@dataclass
+class ToyIsland:
+    """One island: performs the core's orders on hash chains. ``fuse`` is the number of orders until it crashes."""
+
+    world: World
+    plan: Plan
+    step_s: float
+    tokens_per_step: int = 100
+    incarnation: int = 0
+    alive: bool = False
+    trains: bool = True
+    fuse: int | None = None
+    inbox: list[Event] = field(default_factory=list)
+    snapshots: list[tuple[bytes, Holdings]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    modes: Counter[Mode] = field(default_factory=Counter)
+    departures: list[Depart] = field(default_factory=list)
+    saves: int = 0
+    refuses_payload: Callable[[Header], bool] = lambda header: False
+    withholds: Callable[[Header], bool] = lambda header: False
+    core: Core = field(init=False)
+    held: Holdings = field(init=False)
+    payloads: Payloads = field(init=False)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def memory(self) -> Memory:
+        return self.core.memory
+
+    def edge(self, peer: str, fragment: int = 0) -> Edge:
+        return self.memory.edges[peer][fragment]
+
+    def start(self, snapshot: tuple[bytes, Holdings] | None = None) -> None:
+        """Start anew, from a snapshot or from nothing."""
+        self.incarnation += 1
+        data, held = snapshot or (None, Holdings())
+        memory = Memory.fresh(self.plan) if data is None else Memory.decode(data, self.plan)
+        self.core = Core(
+            self.plan, memory, incarnation=self.incarnation, fresh=data is None, layout_lines=(f"of {self.name}",)
+        )
+        self.held, self.payloads = held.copy(), Payloads()
+        self.payloads.load_state_dict(self.held.payloads)
+        self.inbox, self.fuse, self.alive = [], None, True
+
+    def snapshot(self) -> None:
+        """What ``Save`` writes."""
+        self.held.payloads = dict(self.payloads.state_dict())
+        self.snapshots.append((self.memory.encode(), self.held.copy()))
+
+    def act(self) -> None:
+        """One training step where the island trains, then all that is to be done at its boundary."""
+        if self.core.phase is Phase.TRAINING and self.trains:
+            self.core.trained(tokens=self.tokens_per_step, cursor=self.memory.cursor + 1)
+        self.pump()
+
+    def finish(self) -> None:
+        """Begin the end of the run."""
+        self.core.finish(self.world.now_s)
+        self.pump()
+
+    def pump(self) -> None:
+        """As ``Engine.pump``."""
+        results: list[Event] = self.inbox
+        self.inbox = []
+        for event in results:
+            if isinstance(event, PublicationReceived):
+                self.payloads.put(event.signed.header, event.payload)
+        num_orders = 0
+        while orders := self.core.advance(self.memory.step, results, self.world.now_s):
+            results = [result for order in orders if (result := self._burn(order)) is not None]
+            num_orders += len(orders)
+            assert num_orders < MAX_ORDERS_PER_PUMP, f"{self.name} never comes to rest: {orders[:3]}"
+        self.payloads.sweep(self.name, self.memory)
+
+    def reference(self, peer: str, fragment: int) -> bytes:
+        return self.held.references.get((peer, fragment), self.plan.initial[fragment])
+
+    def _burn(self, order: Order) -> Result | None:
+        if self.fuse is not None:
+            if self.fuse == 0:
+                raise Crash
+            self.fuse -= 1
+        return self._perform(order)
+
+    def _perform(self, order: Order) -> Result | None:
+        match order:
+            case Send(peer, message):
+                self.world.count(self.name, message)
+                self.world.carry(self.name, peer, MessageReceived(self.name, message))
+            case Depart(fragment):
+                self.departures.append(order)
+                return Departed(fragment)
+            case Publish(header, answer):
+                return self._publish(header, answer=answer)
+            case Resend(header):
+                self._carry(header)
+            case Arrive():
+                return self._arrive(order)
+            case Clear(peer, fragment):
+                self.held.references[peer, fragment] = NO_REFERENCE
+            case Save():
+                self.saves += 1
+                self.snapshot()
+            case Warn(what):
+                self.warnings.append(what)
+        return None
+
+    def _publish(self, header: Header, *, answer: bool) -> Result:
+        if self.withholds(header):
+            return Withheld(header.receiver, header.fragment, "a value is not finite")
+        whole = header.coded(header.codec or "int4", 1)
+        against = self.reference(header.receiver, header.fragment)
+        assert against == header.reference, f"{self.name}: the core's reference is not the engine's: {header}"
+        self.payloads.put(whole, memoryview(against.ljust(32, b"\0") + f"{self.name} {header.publication}".encode()))
+        self._carry(whole)
+        return Published(whole, answer)
+
+    def _carry(self, header: Header) -> None:
+        signed = SignedHeader(header, b"", b"")
+        self.world.published[self.name] += 1
+        self.world.carry(self.name, header.receiver, PublicationReceived(self.name, signed, self.payloads.get(header)))
+
+    def _arrive(self, order: Arrive) -> Result:
+        mine, theirs = (bytes(self.payloads.get(header)) for header in (order.mine, order.theirs))
+        if self.refuses_payload(order.theirs):
+            return ArrivalRefused(order.peer, order.fragment, "not finite")
+        before = self.reference(order.peer, order.fragment)
+        assert mine[:32] == theirs[:32] == before.ljust(32, b"\0"), f"FORK at {self.name}: {order}"
+        low, high = (mine, theirs) if order.mine_first else (theirs, mine)
+        weights = merge_weights(order)
+        for weight, header in zip(weights, self._by_slot(order), strict=True):
+            assert weight == 0.0 or header.codec != NO_PAYLOAD, (
+                f"an empty publication has weight at {self.name}: {order}"
+            )
+        assert order.mode is not Mode.CORRECT or order.mine.codec != NO_PAYLOAD, (
+            f"corrects without a publication: {order}"
+        )
+        digest = hashlib.sha256(before + (low if weights[0] else b"") + (high if weights[1] else b""))
+        digest.update(repr(weights).encode())
+        self._enter(order, before, digest.digest())
+        self.held.references[order.peer, order.fragment] = digest.digest()
+        self.modes[order.mode] += 1
+        return Arrived(order.peer, order.fragment, digest.digest())
+
+    def _enter(self, order: Arrive, before: bytes, after: bytes) -> None:
+        edge = self.edge(order.peer, order.fragment)
+        for header in (order.mine, order.theirs):
+            assert (header.epoch, header.version, header.reference) == (edge.epoch, edge.version, before), order
+        key = (order.peer, order.fragment, edge.epoch, edge.version)
+        assert key not in self.held.lineage, f"{self.name} applied {key} twice"
+        low, high = self._by_slot(order)
+        self.held.lineage[key] = Met(before, (low.publication, high.publication), after)
+        theirs, counted = order.theirs, self.held.counted.get((order.peer, order.fragment), 0)
+        if not theirs.final and theirs.weight_tokens and not self.world.branched:
+            since = theirs.tokens - theirs.weight_tokens
+            assert since >= counted, f"{self.name} counts tokens of {order.peer} twice: {since} < {counted}: {theirs}"
+        self.held.counted[order.peer, order.fragment] = max(counted, theirs.tokens)
+
+    @staticmethod
+    def _by_slot(order: Arrive) -> tuple[Header, Header]:
+        return (order.mine, order.theirs) if order.mine_first else (order.theirs, order.mine)
