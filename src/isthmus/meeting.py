@@ -133,6 +133,11 @@ def on_publication(edge: Edge, header: Header, *, order: int) -> Outcome:
     return edge.change(theirs=header, knocked=order), (Action.TAKEN,)
 
 
+def follows(edge: Edge, header: Header) -> bool:
+    """Whether a publication is of the version after a meeting that is complete here and not applied yet."""
+    return edge.open and is_complete(edge) and (header.epoch, header.version) == (edge.epoch, edge.version + 1)
+
+
 def on_published(edge: Edge, header: Header, *, due_step: int) -> Edge:
     """An own publication was coded against this edge's reference and is on its way."""
     assert edge.open and edge.mine is None, edge
@@ -194,7 +199,8 @@ def _same(edge: Edge, report: EdgeReport) -> Outcome:
 
 def _behind(edge: Edge, report: EdgeReport) -> Outcome:
     actions: tuple[Action, ...] = () if report.open else (Action.HELLO,)
-    return _opened(edge, keep=(report.mine,)), (*actions, Action.RESEND_LAST)
+    actions += (Action.RESEND_LAST,) if edge.mine is None else (Action.RESEND_LAST, Action.SEND_MINE)
+    return _opened(edge, keep=(report.mine,)), actions
 
 
 def _ahead(edge: Edge, report: EdgeReport) -> Outcome:

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarn
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 NAMES = ("us-east", "asia")
 TOKENS_PER_STEP = 2 * 32
-STEPS = 2500
+STEPS = 1000
 
 Start = Callable[..., Child]
 

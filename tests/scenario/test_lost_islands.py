@@ -291,3 +291,16 @@ def own_hashes(island: Inhabitant) -> list[bytes]:
         hashlib.sha256(b"".join(weights[entry.name].numpy().tobytes() for entry in fragment.entries)).digest()
         for fragment in island.engine.slow.fragments
     ]
+
+
+def test_every_fragment_meets_in_every_window_again_after_a_restart():
+    settings = Settings(window_steps=6, flight_steps=4, save_every_steps=5, budget_steps=120)
+    world = SmallWorld("ab", settings).start()
+    world.run_to_step("b", 23)
+    world.kill("b")
+    world.pass_s(8)
+    world.start("b")
+    world.run_to_step("a", 110)
+    for fragment in range(settings.fragments):
+        arrived = [m.arrived_step for m in world["a"].of(records.Meeting) if m.fragment == fragment]
+        assert [later - earlier for earlier, later in zip(arrived[-6:], arrived[-5:], strict=False)] == [6] * 5

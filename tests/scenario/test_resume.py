@@ -134,3 +134,15 @@ def test_a_full_disk_is_an_alarm_and_training_goes_on():
     world.kill("a")
     world.start("a")
     assert world["a"].engine.memory.step == kept[-1].step
+
+
+def test_an_island_started_again_after_a_whole_end_keeps_the_joint_model():
+    world = SmallWorld("ab").start()
+    world.run()
+    digest = world["a"].engine.slow.digest()
+    world["a"].engine.save()
+    world.kill("a", "b")
+    world.start("a")
+    world.run(at_most_s=100)
+    assert world["a"].engine.slow.digest() == digest
+    assert not world["a"].engine.core.provisional

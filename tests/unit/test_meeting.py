@@ -10,6 +10,7 @@ from isthmus.meeting import (
     Edge,
     Relation,
     cleared,
+    follows,
     is_complete,
     on_arrived,
     on_hello,
@@ -252,3 +253,12 @@ def test_a_report_says_what_an_edge_holds_and_survives_the_wire():
     seen = KNOCKED.change(mine=header(MINE)).report()
     assert (seen.mine, seen.theirs, seen.last, seen.open) == (MINE, THEIRS, (OLD_MINE, OLD_THEIRS), True)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(seen), type=EdgeReport) == seen
+
+
+def test_only_the_next_version_of_a_complete_meeting_follows_it():
+    complete = EDGE.change(mine=header(7), theirs=header(8))
+    after = header(9, version=EDGE.version + 1)
+    assert follows(complete, after)
+    assert not follows(complete.change(theirs=None), after)
+    assert not follows(complete.change(open=False), after)
+    assert not follows(complete, header(9, version=EDGE.version + 2))

@@ -95,13 +95,14 @@ class World:
             self._plan(resident, self.clock.now_s())
 
     def _live(self, resident: Resident, engine: Engine) -> None:
-        if engine.phase is Phase.TRAINING:
+        if engine.phase is not Phase.TRAINING:
+            engine.pump()
+            return
+        if engine.core.progress < 1.0:
             tokens, cursor = resident.train()
             engine.trained(tokens=tokens, cursor=cursor)
-            if engine.core.progress >= 1.0 and engine.phase is Phase.TRAINING:
-                engine.finish()
-        else:
-            engine.pump()
+        if engine.core.progress >= 1.0 and engine.phase is Phase.TRAINING:
+            engine.finish()
 
     def _plan(self, resident: Resident, now_s: float) -> None:
         engine = resident.engine

@@ -101,18 +101,16 @@ class Company:
 
     def pulse(self, phase: Phase) -> None:
         """Tell the living how many tokens each island has trained, and one's own phase."""
-        tokens = {name: peer.tokens for name, peer in self._memory.peers.items()}
-        tokens[self._plan.name] = self._memory.tokens
-        message = Pulse(tokens=tokens, phase=phase, step=self._memory.step)
+        message = self._pulse(phase)
         self._outbox.extend(Send(peer, message) for peer in self.living)
 
-    def flush_hellos(self, now_s: float, *, waiting: bool) -> None:
-        """Say HELLO where the table asked for it, and again where an edge has not come to agree for a while.
+    def flush_hellos(self, now_s: float, phase: Phase) -> None:
+        """Say HELLO, and in which phase this island is, where the table asked for it; again where ends still differ.
 
-        An island that does not train meanwhile, ``waiting``, asks at once again for an answer that has not come.
+        An island that does not train meanwhile asks sooner for an answer that has not come.
         """
         every_s = self._plan.hello_every_s
-        patience = 1 if waiting else 6
+        patience = 6 if phase is Phase.TRAINING else 1
         for peer in self.takers(self._alive):
             since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
             edges = self._memory.edges[peer]
@@ -122,7 +120,7 @@ class Company:
                 self._hello_due.add(peer)
         self._asking.clear()
         for peer in sorted(self._hello_due & self._alive):
-            self._outbox.append(Send(peer, self._hello(peer)))
+            self._outbox += [Send(peer, self._hello(peer)), Send(peer, self._pulse(phase))]
             self._hello_at_s[peer] = now_s
         self._hello_due.clear()
 
@@ -199,6 +197,11 @@ class Company:
         theirs_too = all(report.version == 0 for report in hello.edges)
         if untouched and theirs_too and tuple(report.reference for report in hello.edges) != self._plan.initial:
             self.other_start.add(peer)
+
+    def _pulse(self, phase: Phase) -> Pulse:
+        tokens = {name: peer.tokens for name, peer in self._memory.peers.items()}
+        tokens[self._plan.name] = self._memory.tokens
+        return Pulse(tokens=tokens, phase=phase, step=self._memory.step)
 
     def _hello(self, peer: str) -> Hello:
         memory = self._memory

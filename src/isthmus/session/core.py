@@ -97,7 +97,13 @@ class Core:
         self.memory.cursor = cursor
 
     def finish(self, now_s: float) -> None:
-        """Begin the end of the run: a last, plain departure of every fragment, then lossless meetings."""
+        """Begin the end of the run: a last, plain departure of every fragment, then lossless meetings.
+
+        An island that is started again after the run has ended whole is done at once.
+        """
+        if self.plan.peers and not self.provisional:
+            self.phase = Phase.DONE
+            return
         self.phase = Phase.FINISHING
         self._waiting_since_s = now_s
         self.memory.finishing = True
@@ -126,15 +132,25 @@ class Core:
             else:
                 self._unread.append(event)
         while self._unread and not self._outbox:
+            if self._comes_early(self._unread[0]):
+                break
             self._take(self._unread.popleft())
             self._order_arrivals(step)
         if not self._outbox:
             self._decide(step, now_s - self._waiting_since_s)
         if not self._outbox:
-            self.company.flush_hellos(now_s, waiting=self.phase is not Phase.TRAINING)
+            self.company.flush_hellos(now_s, self.phase)
         orders = self._outbox.copy()
         self._outbox.clear()
         return orders
+
+    def _comes_early(self, event: Event) -> bool:
+        """Whether a publication must wait for an arrival, which is then ordered."""
+        match event:
+            case PublicationReceived(peer, signed) if peer in self.plan.peers:
+                return self._trade.arrive_before(peer, signed.header)
+            case _:
+                return False
 
     def _order_arrivals(self, step: int) -> None:
         over = self.phase in (Phase.FINISHING, Phase.DONE)

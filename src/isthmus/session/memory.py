@@ -140,12 +140,14 @@ class Memory(msgspec.Struct, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes, plan: Plan) -> Memory:
-        """The facts that ``encode`` wrote; islands that joined the roster since are met for the first time."""
+        """The facts that ``encode`` wrote, for the roster as it is now.
+
+        Islands that joined it since are met for the first time; of those that left, only their tokens count on.
+        """
         memory = msgspec.msgpack.decode(data, type=cls)
         fresh = cls.fresh(plan)
-        for peer in plan.peers:
-            memory.edges.setdefault(peer, fresh.edges[peer])
-            memory.peers.setdefault(peer, fresh.peers[peer])
+        memory.edges = {peer: memory.edges.get(peer, edges) for peer, edges in fresh.edges.items()}
+        memory.peers = fresh.peers | memory.peers
         for peer in memory.edges:
             memory.shut(peer)
         return memory

@@ -35,13 +35,11 @@ class Trade:
 
     def receive(self, peer: str, header: Header) -> bool:
         """Take in a verified publication; False if it is not of the current incarnations of both ends."""
-        known = self._memory.peers[peer]
-        addressed = (header.sender_incarnation, header.receiver_incarnation)
-        if addressed != (known.incarnation, self._incarnation) or header.fragment not in self._plan.fragments:
+        if not self._is_current(peer, header):
             return False
         if header.codec == NO_PAYLOAD and not self._memory.complete:
             return True
-        if not known.is_refused:
+        if not self._memory.peers[peer].is_refused:
             self._company.hear_tokens(peer, header.tokens)
             edge = self._edge(peer, header.fragment)
             edge, actions = meeting.on_publication(edge, header, order=self._memory.order)
@@ -55,6 +53,13 @@ class Trade:
             due = at_once or step >= edge.due_step
             if due and meeting.is_complete(edge) and not self._memory.peers[peer].is_refused:
                 self._outbox.append(self._arrive(peer, fragment, edge))
+
+    def arrive_before(self, peer: str, header: Header) -> bool:
+        """Order the arrival that a publication follows, however early, lest it be dropped; whether there was one."""
+        if not self._is_current(peer, header) or not meeting.follows(self._edge(peer, header.fragment), header):
+            return False
+        self._outbox.append(self._arrive(peer, header.fragment, self._edge(peer, header.fragment)))
+        return True
 
     def arrived(self, peer: str, fragment: int, reference: bytes) -> None:
         """A meeting was applied."""
@@ -190,6 +195,12 @@ class Trade:
             mine_first=self._plan.slot < self._plan.peers[peer],
             mode=mode if self._memory.complete else Mode.ADOPT,
         )
+
+    def _is_current(self, peer: str, header: Header) -> bool:
+        """Whether a publication is between the current incarnations of both ends, of a fragment that there is."""
+        current = (self._memory.peers[peer].incarnation, self._incarnation)
+        addressed = (header.sender_incarnation, header.receiver_incarnation)
+        return addressed == current and header.fragment in self._plan.fragments
 
     def _edge(self, peer: str, fragment: int) -> Edge:
         return self._memory.edges[peer][fragment]
