@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -62,7 +63,8 @@ class IslandProcesses:
 
 
 def watch(run_dir: Path, processes: IslandProcesses, console: Console) -> None:
-    """Show the run until all its processes have ended; Ctrl-C asks them to save and leave."""
+    """Show the run until all its processes have ended; Ctrl-C and SIGTERM ask them to save and leave."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     view = View(run_dir)
     try:
         if console.is_terminal:

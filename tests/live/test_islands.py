@@ -11,8 +11,8 @@ import pytest
 
 from isthmus.checkpoint import load_exported
 from isthmus.cli.main import main
-from isthmus.config import RunPaths, sign_again
-from isthmus.identity import create_identity
+from isthmus.config import RunPaths, load_shared, sign_again
+from isthmus.identity import certificate_to_base64, create_identity
 from isthmus.observe import records
 from small_runs import (
     OWN_MODEL,
@@ -31,7 +31,7 @@ from small_runs import (
     write_text_run,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 NAMES = ("us-east", "asia")
@@ -207,9 +207,6 @@ def adopt_run(copy: RunPaths, original: RunPaths) -> None:
 
 
 def enter_certificate(paths: RunPaths, name: str, certificate_pem: bytes) -> None:
-    from isthmus.config import load_shared
-    from isthmus.identity import certificate_to_base64
-
     (member,) = (member for member in load_shared(paths.root).roster.islands if member.name == name)
     change_file(paths.roster, (member.certificate, certificate_to_base64(certificate_pem)))
     sign_again(paths.root)
@@ -228,7 +225,7 @@ def test_an_unreachable_address_is_said_once_and_training_goes_on(tmp_path: Path
     assert len(said()) == 1
 
 
-def test_up_runs_all_islands_to_one_model_and_sigterm_leaves_none_behind(tmp_path: Path):
+def test_up_runs_all_islands_to_one_model(tmp_path: Path):
     paths = write_text_run(tmp_path / "run", *NAMES, tokens=2 * 60 * TOKENS_PER_STEP)
     with children() as start:
         child = start(tmp_path / "up.log", "-m", "isthmus", "up", str(paths.root))
