@@ -164,7 +164,7 @@ def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, fin
             records.Evaluation,
             set_name=named.set_name,
             bits_per_byte=records.finite(named.score.bits_per_byte),
-            standard_error=records.finite(named.score.standard_error) or 0.0,  # a single document has no spread
+            standard_error=records.finite(named.score.standard_error),
             num_bytes=named.score.num_bytes,
             run_tokens=island.run_tokens,
             manifest_digest=texts.manifest.digest,

@@ -50,7 +50,7 @@ class IslandPaths:
     @property
     def incarnation(self) -> Path:
         """The number of this island's last start."""
-        return self.root / "incarnation"
+        return self.root / "incarnation.json"
 
     @property
     def summary(self) -> Path:

@@ -240,12 +240,13 @@ class Evaluation(Common, frozen=True, kw_only=True, tag_field="kind", tag="evalu
     """Bits per byte of the slow weights on one held-out set.
 
     ``run_tokens`` are the tokens of all islands behind these weights; ``xz_bits_per_byte`` is ``xz -6`` on
-    the same bytes; ``manifest_digest`` names the bytes. ``final`` marks the end of the run.
+    the same bytes; ``manifest_digest`` names the bytes. ``final`` marks the end of the run. A set of
+    one document has no ``standard_error``.
     """
 
     set_name: str
     bits_per_byte: float | None
-    standard_error: float
+    standard_error: float | None
     num_bytes: int
     run_tokens: int
     manifest_digest: str

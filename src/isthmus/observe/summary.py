@@ -137,10 +137,11 @@ def _ratio(ours: Evaluation, theirs: Evaluation) -> dict[str, Any] | None:
     if not ours.bits_per_byte or not theirs.bits_per_byte:
         return None
     value = ours.bits_per_byte / theirs.bits_per_byte
-    error = value * math.hypot(ours.standard_error / ours.bits_per_byte, theirs.standard_error / theirs.bits_per_byte)
+    known = ours.standard_error is not None and theirs.standard_error is not None
+    shares = [(each.standard_error or 0.0) / each.bits_per_byte for each in (ours, theirs) if each.bits_per_byte]
     return {
         "value": value,
-        "standard_error": error,
+        "standard_error": value * math.hypot(*shares) if known else None,
         "same_bytes": ours.manifest_digest == theirs.manifest_digest,
     }
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from isthmus import schedule
 from isthmus.checkpoint import SavedInfo, Storage, prune, save
 from isthmus.clock import Clock
@@ -45,6 +47,7 @@ from isthmus.terms import (
     Header,
     Hello,
     Layout,
+    LinkEvent,
     MessageReceived,
     PeerDown,
     PeerUp,
@@ -174,9 +177,8 @@ class Engine:
         before = self.core.phase
         events = self.effects.link.poll()
         self.journal.heard(events)
-        pending = [event for event in events if self._admit(event)]
+        results: list[Event] = [self._admit(event) for event in events]
         cursor = self.memory.cursor
-        results: list[Event] = list(pending)
         acted = False
         while orders := self.core.advance(self.memory.step, results, self.effects.clock.now_s()):
             results = [result for order in orders if (result := self._perform(order)) is not None]
@@ -230,8 +232,8 @@ class Engine:
         self.trainee.load_state_dict(state["trainee"])
         return Memory.decode(state["memory"], self.plan)
 
-    def _admit(self, event: Event) -> bool:
-        """Keep payloads and what is under way; drop a HELLO that claims what this island never signed."""
+    def _admit(self, event: LinkEvent) -> LinkEvent:
+        """Note payloads and what is under way; take from a HELLO the claim to hold what this island never signed."""
         match event:
             case PublicationReceived(_, signed, payload):
                 self._payloads.put(signed.header, payload)
@@ -242,12 +244,14 @@ class Engine:
             case MessageReceived(peer, Layout(entries)):
                 self.misfit = first_difference(self.effects.layout_lines, entries)
                 self._warn(f"{peer} trains another model: {self.misfit}; not trading with it", peer, severity="error")
-            case MessageReceived(peer, Hello(held=SignedHeader() as held)) if not self.effects.check_held(held):
+            case MessageReceived(peer, Hello(held=SignedHeader() as held) as hello) if not self.effects.check_held(
+                held
+            ):
                 self._warn(f"{peer} showed a header as this island's that this island never signed", peer)
-                return False
+                return MessageReceived(peer, msgspec.structs.replace(hello, held=None))
             case _:
                 pass
-        return True
+        return event
 
     def _perform(self, order: Order) -> Result | None:
         match order:

@@ -155,7 +155,7 @@ class MemoryNetwork:
 
     def flushed_s(self, name: str) -> float:
         """When all that an island has sent so far will have arrived."""
-        return max(pair.flushed_s.get(name, 0.0) for pair in self._pairs_of(name))
+        return max((pair.flushed_s.get(name, 0.0) for pair in self._pairs_of(name)), default=0.0)
 
     def leave(self, link: MemoryLink, reason: str) -> None:
         """End an island that closed its link; the others are told."""
