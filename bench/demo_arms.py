@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from isthmus import demo
 from isthmus.checkpoint import MemoryStorage
 from isthmus.clock import VirtualClock
 from isthmus.config import NewIsland, load_run, resolve_model, write_run
+from isthmus.demo import scene as demo
 from isthmus.island import Precision
 from isthmus.lab import Resident, World
 from isthmus.model import build_model

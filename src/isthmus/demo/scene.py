@@ -1,0 +1,149 @@
+"""What the demo sets up: two islands of different size and precision on a shaped link, and one place beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from isthmus.config import NewIsland, RunPaths, write_run
+from isthmus.island import native_bf16
+from isthmus.model import num_parameters, preset
+from isthmus.observe.runfiles import STANDARD_NAME
+from isthmus.transport.ports import free_address
+from isthmus.transport.relay import ShaperOptions
+from isthmus.transport.shaper_process import ShaperProcess
+
+NAME = "demo"
+PRESET = "nano"
+SEQUENCE_LENGTH = 256
+
+BATCH = {"us-east": 18, "asia": 6}
+"""Sequences a step: 3:1, as at two sites of different size."""
+
+WINDOW_STEPS = {"us-east": 12, "asia": 28}
+"""Each island's own H: windows of about as many seconds on equal cores, where small batches cost more a token."""
+
+FRAGMENTS = 4
+FLIGHT_STEPS = 4
+DEFAULT_STEPS = 480
+"""Steps of the larger island: 40 rounds of every fragment."""
+
+RATE_MBIT = 4.0
+STANDARD_BATCH = 24
+EVALUATIONS = 8
+EVALUATE_BYTES = 300_000
+
+LEARNING_RATE = {"joint": 8e-3, "standard": 8e-3}
+"""Peak learning rates of AdamW, tuned on another seed for each way of training (docs/log.md)."""
+
+_CACHE = "cache"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the demo was asked to show."""
+
+    out: Path
+    steps: int
+    rtt_s: float
+    rate_bits_per_s: float
+    optimizer: str
+    seed: int
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of the joint run: both islands train about as many."""
+        return 2 * self.steps * BATCH["us-east"] * SEQUENCE_LENGTH
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What training in step would send each way in every step: fp32 gradients of all parameters."""
+        return 4 * num_parameters(preset(PRESET)).total
+
+    @property
+    def in_step_link_s(self) -> float:
+        """Seconds that this would take on the link."""
+        return self.gradient_bytes * 8 / self.rate_bits_per_s + self.rtt_s
+
+
+def second_precision() -> str:
+    """The numeric precision of the second island: what this CPU does natively, or what it can imitate."""
+    return "bf16-autocast" if native_bf16() else "bf16-weights"
+
+
+@contextmanager
+def shaped_run(scene: Scene) -> Iterator[RunPaths]:
+    """Files of the joint run, with a shaper before the one island that can be reached."""
+    address = free_address()
+    options = ShaperOptions(
+        listen="127.0.0.1:0",
+        target=address,
+        rtt_s=scene.rtt_s,
+        rate_bits_per_s=scene.rate_bits_per_s,
+    )
+    with ShaperProcess(options) as shaper:
+        tables = run_tables(scene, NAME, scene.token_budget, LEARNING_RATE["joint"])
+        links = {"us-east": "127.0.0.1:0", "asia": address}
+        addresses = {"us-east": (), "asia": (shaper.address,)}
+        precisions = {"us-east": "fp32", "asia": second_precision()}
+        rate_mbit = scene.rate_bits_per_s / 1e6
+        write_run(
+            scene.out,
+            tables,
+            [
+                NewIsland(
+                    name,
+                    {
+                        "island": island_table(BATCH[name], precisions[name], threads=1, window=WINDOW_STEPS[name]),
+                        "link": {"listen": links[name], "rate_mbit": rate_mbit},
+                    },
+                    addresses=addresses[name],
+                )
+                for name in BATCH
+            ],
+        )
+        yield RunPaths(scene.out)
+
+
+def write_standard(scene: Scene, tokens: int) -> RunPaths:
+    """Files of the run in one place, on ``tokens`` tokens: plain training, as nobody else is in its roster."""
+    place = replace(scene, out=scene.out / STANDARD_NAME)
+    tables = run_tables(place, STANDARD_NAME, tokens, LEARNING_RATE["standard"])
+    plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    island = {
+        "island": island_table(STANDARD_BATCH, "fp32", threads=2, window=None),
+        "data": {"shares": (1.0,), "cache": f"../{_CACHE}"},
+    }
+    write_run(place.out, {**tables, "mixing": {**tables["mixing"], **plain}}, [NewIsland(STANDARD_NAME, island)])
+    return RunPaths(place.out)
+
+
+def run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> dict[str, dict[str, Any]]:
+    """The values of a ``run.toml`` of the demo."""
+    return {
+        "run": {"name": name, "seed": scene.seed, "token_budget": tokens},
+        "model": {"preset": PRESET},
+        "mixing": {
+            "window_steps": WINDOW_STEPS["us-east"],
+            "fragments": FRAGMENTS,
+            "flight_steps": FLIGHT_STEPS,
+        },
+        "train": {
+            "sequence_length": SEQUENCE_LENGTH,
+            "optimizer": scene.optimizer,
+            "learning_rate": learning_rate,
+            "warmup_share": 0.05,
+            "final_lr_share": 0.05,
+        },
+        "data": {"evaluate_bytes": EVALUATE_BYTES},
+        "eval": {"every_tokens": max(1, tokens // EVALUATIONS)},
+    }
+
+
+def island_table(batch_size: int, precision: str, *, threads: int, window: int | None) -> dict[str, Any]:
+    """The values of the table ``[island]`` of an ``island.toml`` of the demo."""
+    table: dict[str, Any] = {"batch_size": batch_size, "precision": precision, "threads": threads, "device": "cpu"}
+    return table if window is None else {**table, "window_steps": window}
