@@ -68,9 +68,10 @@ def test_both_islands_load_the_files_that_the_demo_writes(tmp_path):
     assert num_parameters(resolve_model(loaded[0].run.model)).total <= 800_000
 
 
-@pytest.mark.parametrize(
-    ("digests", "complete", "one"), [(["a"], True, True), (["a", "b"], True, False), (["a"], False, False)]
-)
+ENDS = [(["a"], True, True), (["a", "b"], True, False), (["a"], False, False)]
+
+
+@pytest.mark.parametrize(("digests", "complete", "one"), ENDS)
 def test_one_model_means_one_digest_at_islands_that_all_ended(digests, complete, one):
     assert words.is_one_model({"joint_digests": digests, "complete": complete}) is one
 

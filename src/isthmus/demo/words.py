@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
@@ -64,7 +65,7 @@ def island_table(scene: Scene, summary: dict[str, Any]) -> Table:
     islands = summary["islands"]
     for name in islands:
         table.add_column(name, justify="right")
-    rows = {
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "steps": lambda island: f"{island['steps']:,}",
         "tokens": lambda island: format_count(island["tokens"]),
         "tokens per second": lambda island: format_count(island["tokens_per_second"] or 0.0),
