@@ -14,30 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.errors import ConfigError, ProtocolError
-
-MAX_OUTER_GAIN = 4.0
-"""Largest η/(1−μ); beyond it the outer step is known to undo what the islands learn."""
-
-
-def check_outer(outer_lr: float, momentum: float) -> None:
-    """Refuse an outer step that cannot work.
-
-    Raises:
-        ConfigError: η is not positive, μ is not in [0, 1), or η/(1−μ) is above ``MAX_OUTER_GAIN``.
-    """
-    if not outer_lr > 0:
-        raise ConfigError("the outer learning rate must be positive", got=outer_lr, wanted="above 0")
-    if not 0 <= momentum < 1:
-        raise ConfigError("the outer momentum is out of range", got=momentum, wanted="0 or more, below 1")
-    gain = outer_lr / (1 - momentum)
-    if gain > MAX_OUTER_GAIN * (1 + 1e-9):
-        raise ConfigError(
-            "the outer step is too large: learning rate / (1 - momentum)",
-            got=f"{gain:.3g}",
-            wanted=f"at most {MAX_OUTER_GAIN:g}",
-            mend="Lower the outer learning rate or the outer momentum.",
-        )
+from isthmus.errors import ProtocolError
 
 
 @torch.no_grad()

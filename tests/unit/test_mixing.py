@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from isthmus.codec import CODECS
-from isthmus.errors import ConfigError, ProtocolError
+from isthmus.errors import ProtocolError
 from isthmus.mixing import (
     adopt,
     arrive,
     assign,
-    check_outer,
     depart,
     depart_buffer,
     difference,
@@ -199,17 +198,3 @@ def test_a_mesh_round_is_one_nesterov_step_on_the_mean() -> None:
     mesh_round(anchor, velocity, progress, [0.5, 0.25, 0.25], outer_lr=0.7, momentum=0.6)
     torch.testing.assert_close(anchor, expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(velocity, m, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(("outer_lr", "momentum"), [(1.0, 0.0), (0.7, 0.6), (0.4, 0.9), (4.0, 0.0)])
-def test_a_sound_outer_step_is_taken(outer_lr: float, momentum: float) -> None:
-    check_outer(outer_lr, momentum)
-
-
-@pytest.mark.parametrize(
-    ("outer_lr", "momentum"),
-    [(0.0, 0.5), (-1.0, 0.5), (0.7, 1.0), (0.7, -0.1), (0.7, 0.9), (float("nan"), 0.5), (0.7, float("nan"))],
-)
-def test_an_unsound_outer_step_is_refused(outer_lr: float, momentum: float) -> None:
-    with pytest.raises(ConfigError, match="outer"):
-        check_outer(outer_lr, momentum)

@@ -107,7 +107,7 @@ class MixingTable(Table):
     def _relations(self) -> Self:
         broken = self.window_relations(self.window_steps)
         gain = self.outer_lr / (1 - self.outer_momentum)
-        if gain > MAX_OUTER_GAIN:
+        if gain > MAX_OUTER_GAIN * (1 + 1e-9):
             got = f"outer_lr {self.outer_lr:g} / (1 - outer_momentum {self.outer_momentum:g}) = {gain:.3g}"
             broken.append(("outer_lr", got, f"at most {MAX_OUTER_GAIN:g}: beyond it islands diverge"))
         refuse_relations(broken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from isthmus.clock import Clock
 from isthmus.observe import records
@@ -20,7 +20,6 @@ from isthmus.terms import (
 )
 
 Sink = Callable[[records.Record], None]
-_R = TypeVar("_R", bound=records.Common)
 
 
 class Journal:
@@ -137,33 +136,27 @@ class Journal:
         self.write(
             records.Published(
                 **self.stamp(),
-                fragment=header.fragment,
+                **_described(header),
                 peer=event.peer,
-                publication=header.publication,
-                epoch=header.epoch,
-                version=header.version,
-                codec=header.codec,
                 num_parameters=self._num_elements[header.fragment],
-                payload_bytes=header.num_bytes,
                 wire_bytes=event.wire_bytes,
                 seconds=event.seconds,
-                final=header.final,
             )
         )
 
     def _received(self, event: PublicationReceived) -> None:
-        header = event.signed.header
-        self.write(
-            records.Received(
-                **self.stamp(),
-                fragment=header.fragment,
-                peer=event.peer,
-                publication=header.publication,
-                epoch=header.epoch,
-                version=header.version,
-                codec=header.codec,
-                payload_bytes=header.num_bytes,
-                wire_bytes=event.wire_bytes,
-                final=header.final,
-            )
-        )
+        described = _described(event.signed.header)
+        self.write(records.Received(**self.stamp(), **described, peer=event.peer, wire_bytes=event.wire_bytes))
+
+
+def _described(header: Header) -> dict[str, Any]:
+    """What the record of a publication, sent or received, says of it."""
+    return {
+        "fragment": header.fragment,
+        "publication": header.publication,
+        "epoch": header.epoch,
+        "version": header.version,
+        "codec": header.codec,
+        "payload_bytes": header.num_bytes,
+        "final": header.final,
+    }
