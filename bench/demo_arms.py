@@ -52,9 +52,15 @@ def files(args: argparse.Namespace, root: Path) -> Path:
     else:
         own = {"us-east": args.window, "asia": args.window * args.ratio}
         batch = {"us-east": args.batch, "asia": args.batch // args.ratio}
+        rate = {"us-east": args.learning_rate, "asia": args.asia_learning_rate or args.learning_rate}
         islands = [
             NewIsland(
-                name, {"island": demo.island_table(batch[name], "fp32", threads=1, window=own[name]), "data": cache}
+                name,
+                {
+                    "island": demo.island_table(batch[name], "fp32", threads=1, window=own[name])
+                    | {"learning_rate": rate[name]},
+                    "data": cache,
+                },
             )
             for name in own
         ]
@@ -125,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arm", choices=("joint", "standard"))
     parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--asia-learning-rate", type=float, help="the smaller island's own")
     parser.add_argument("--batch", type=int, default=24, help="sequences a step of the larger island")
     parser.add_argument("--ratio", type=int, default=3, help="how much smaller the other island's batch is")
     parser.add_argument("--window", type=int, default=demo.WINDOW_STEPS["us-east"])

@@ -44,7 +44,7 @@ MEASURED, PARTNER = "measured", "partner"
 MIXING = {"nano": (12, 4, 4), "small": (50, 4, 5)}
 """H, P and τ by preset: the demo's, and the defaults."""
 
-STEP, RESUME = b"s", b"r"
+STEP = b"s"
 """What the partner is told: take a step; the steps before and the next one are not in a row."""
 
 DRIFT = 1e-3
@@ -150,20 +150,12 @@ def follow(run_dir: Path) -> None:
     weights = [parameter.detach() for parameter in model.parameters()]
     drift = [torch.randn_like(weight).mul_(DRIFT) for weight in weights]
     island = Island.join(run_dir, name=PARTNER, model=model, optimizer=optimizer)
-    while word := os.read(sys.stdin.fileno(), 1):
-        if word == RESUME:
-            resume(island)
-            continue
+    while os.read(sys.stdin.fileno(), 1):
         if island.step_count % loaded.window_steps == 0:
             torch._foreach_add_(weights, drift)
             torch._foreach_neg_(drift)
         island.step(tokens=tokens)
     island.close("interrupted", detail="the measurement is over")
-
-
-def resume(island: Island) -> None:
-    """Let the engine forget when the last step was: the pause since then is no step time to pace the link by."""
-    island.engine._stepped_at_s = None
 
 
 @contextmanager
@@ -213,9 +205,6 @@ class Measured:
     def block(self, steps: int, *, trading: bool) -> Block:
         link_id = self.links[-1].process_id
         link_cpu_s, sync_s, sync_cpu_s = cpu_seconds(link_id), 0.0, 0.0
-        if trading:
-            resume(self.island)
-            self._tell(RESUME)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
             loss, tokens = self._train()

@@ -62,13 +62,13 @@ def run_island(run_dir: Path, name: str) -> int:
     ) as island:
         island.leave_on_signals()
         log.info("%s trains on %s in %s; data %s", name, device, precision.name, texts.manifest.digest)
-        next_evaluation = island.run_tokens
+        next_evaluation = island.run_tokens + run.eval.every_tokens
         while not island.done:
             set_learning_rate(optimizer, loaded, island.progress)
             batch = texts.stream.next_batch().to(device)
             loss = train_step(model, optimizer, precision, batch, clip_norm=run.train.clip_norm)
             island.step(tokens=batch[:, 1:].numel(), loss=loss)
-            if run.eval.every_tokens and island.run_tokens >= next_evaluation:
+            if run.eval.every_tokens and island.run_tokens >= next_evaluation and not island.done:
                 next_evaluation += run.eval.every_tokens
                 with island.evaluating():
                     record_scores(island, texts, texts.quick.score(model), final=False)

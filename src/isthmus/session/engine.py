@@ -6,6 +6,8 @@ adds what waits and what a user touches.
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
@@ -60,6 +62,9 @@ from isthmus.transport.link import Link
 
 FORMAT = 1
 """Version of a checkpoint's layout."""
+
+RECENT_STEPS = 15
+"""The median of so many steps is a step's time; one that an evaluation delayed does not change it."""
 
 
 class Trainee(Protocol):
@@ -143,7 +148,7 @@ class Engine:
         self.journal = Journal(self.plan.name, self.effects.clock, self.memory, self.effects.sink, elements)
         self._departing: dict[int, _Departing] = {}
         self._under_way: set[tuple[str, int]] = set()
-        self._step_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._stepped_at_s: float | None = None
 
     @property
@@ -161,8 +166,7 @@ class Engine:
         self.core.trained(tokens=tokens, cursor=cursor)
         now_s = self.effects.clock.now_s()
         if self._stepped_at_s is not None:
-            last_s = now_s - self._stepped_at_s
-            self._step_s = last_s if self._step_s == 0.0 else 0.9 * self._step_s + 0.1 * last_s
+            self._steps_s.append(now_s - self._stepped_at_s)
         self._stepped_at_s = now_s
         self.pump()
 
@@ -333,7 +337,9 @@ class Engine:
         spread_s = 0.0
         if self.phase is Phase.TRAINING:
             spread_s = schedule.slot_s(
-                self._step_s, window_steps=self.plan.window_steps, num_fragments=len(self.plan.initial)
+                statistics.median(self._steps_s or (0.0,)),
+                window_steps=self.plan.window_steps,
+                num_fragments=len(self.plan.initial),
             )
         self.effects.link.publish(header.receiver, header, self._payloads.get(header), spread_s=spread_s)
 
