@@ -54,7 +54,7 @@ class Window:
 
 
 def bits_per_byte(
-    model: nn.Module, passages: Iterable[Passage], *, seq_len: int, batch_size: int = 16, prefix_token: int = 0
+    model: nn.Module, passages: Iterable[Passage], *, seq_len: int, prefix_token: int, batch_size: int = 16
 ) -> Score:
     """Score every token of every passage exactly once, in evaluation mode and without gradients.
 
@@ -89,7 +89,7 @@ def bits_per_byte(
     return _score(scored, nats)
 
 
-def rolling_windows(tokens: Tensor, seq_len: int, prefix_token: int = 0) -> Iterator[Window]:
+def rolling_windows(tokens: Tensor, seq_len: int, prefix_token: int) -> Iterator[Window]:
     """Cut a passage so that every token is scored once.
 
     The first window starts from ``prefix_token``, each later one from the last token of the one before. The last

@@ -44,7 +44,7 @@ class Scorer:
     def __init__(
         self, sets: Mapping[str, HeldOut], tokenizer: Tokenizer, *, sequence_length: int, max_bytes: int | None = None
     ) -> None:
-        self._sequence_length = sequence_length
+        self._sequence_length, self._prefix_token = sequence_length, tokenizer.separator
         if max_bytes is not None:
             sets = {name: _beginning(each, max_bytes) for name, each in sets.items()}
         self._passages = {
@@ -57,11 +57,13 @@ class Scorer:
         self._xz = {name: each.xz_bits_per_byte() for name, each in sets.items()}
 
     def score(self, model: nn.Module) -> list[NamedScore]:
-        """Score a model as it is, in fp32."""
-        return [
-            NamedScore(name, bits_per_byte(model, passages, seq_len=self._sequence_length), self._xz[name])
+        """Score a model as it is, in fp32; a document's first token is predicted from the separator before it."""
+        length, prefix = self._sequence_length, self._prefix_token
+        scores = {
+            name: bits_per_byte(model, passages, seq_len=length, prefix_token=prefix)
             for name, passages in self._passages.items()
-        ]
+        }
+        return [NamedScore(name, score, self._xz[name]) for name, score in scores.items()]
 
 
 def _beginning(held_out: HeldOut, max_bytes: int) -> HeldOut:
