@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,10 +30,10 @@ class ShiftedBytes:
 
     name, vocab_size, separator, dtype = "shifted", 356, 99, load_tokenizer(None).dtype
 
-    def encode(self, text: bytes) -> list[int]:
-        return [byte + 100 for byte in text]
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8).astype(np.int64) + 100
 
-    def decode(self, ids: list[int]) -> bytes:
+    def decode(self, ids: np.ndarray) -> bytes:
         return bytes(token - 100 for token in ids)
 
 

@@ -28,8 +28,8 @@ WINDOW_STEPS = {"us-east": 12, "asia": 28}
 
 FRAGMENTS = 4
 FLIGHT_STEPS = 4
-DEFAULT_STEPS = 480
-"""Steps of the larger island: 40 rounds of every fragment."""
+DEFAULT_STEPS = 600
+"""Steps of the larger island, if both train as many tokens: 50 rounds of every fragment."""
 
 RATE_MBIT = 4.0
 STANDARD_BATCH = 24

@@ -42,8 +42,10 @@ def about_texts(manifest: Manifest) -> str:
 
 def score_table(summary: dict[str, Any]) -> Table:
     """Bits per byte of both ways of training, from a run's summary."""
-    table = Table(title="Bits per byte of held-out text; lower is better", title_justify="left")
-    for column in ("set", "joint", "standard", "joint / standard", "xz -6"):
+    table = Table(
+        title="Bits per byte of held-out text (lower is better); ratio: joint / standard", title_justify="left"
+    )
+    for column in ("set", "joint", "standard", "ratio", "xz -6"):
         table.add_column(column, justify="left" if column == "set" else "right", no_wrap=True)
     for name, row in summary["bits_per_byte"].items():
         ratio = row.get("ratio")
