@@ -43,7 +43,7 @@ def about_texts(manifest: Manifest) -> str:
 def score_table(summary: dict[str, Any]) -> Table:
     """Bits per byte of both ways of training, from a run's summary."""
     table = Table(
-        title="Bits per byte of held-out text (lower is better); ratio: joint / standard", title_justify="left"
+        title="Bits per byte of held-out text, lower is better; ratio = joint / standard", title_justify="left"
     )
     for column in ("set", "joint", "standard", "ratio", "xz -6"):
         table.add_column(column, justify="left" if column == "set" else "right", no_wrap=True)
