@@ -17,7 +17,7 @@ from isthmus.terms import Phase
 from toy_islands import ToyIsland, make_plans, reference_of
 from toy_world import Faults, World
 
-NUM_SCHEDULES = 2000
+NUM_SCHEDULES = int(os.environ.get("SOAK_SCHEDULES", "2000"))
 NUM_BLOCKS = 20
 CHAOS_S = 30.0
 HEAL_S = 240.0
