@@ -70,9 +70,6 @@ class Member(_Frozen):
     addresses: tuple[Address, ...] = Field(
         default=(), description="Where others reach it; empty for an island that only dials out."
     )
-    tokens_per_s: float | None = Field(
-        default=None, gt=0, description="Tokens per second that others believe at most.", examples=[1e6]
-    )
 
     @property
     def certificate_pem(self) -> bytes:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from isthmus.checkpoint import export_safetensors
 from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, resolve_model
-from isthmus.data import Manifest, TrainSpec, WindowStream, describe, load_tokenizer, open_held_out, open_train
+from isthmus.data import (
+    Manifest,
+    TrainSpec,
+    WindowStream,
+    describe,
+    describe_manifest,
+    load_tokenizer,
+    open_held_out,
+    open_train,
+)
+from isthmus.errors import ConfigError
 from isthmus.island import Precision, native_bf16
 from isthmus.model import ModelConfig, build_model, next_token_loss
 from isthmus.observe import records
@@ -50,6 +60,9 @@ def run_island(run_dir: Path, name: str) -> int:
     )
     precision = Precision(pick_precision(own.precision, device))
     texts = Texts(loaded)
+    for line in describe_manifest(texts.manifest):
+        log.info("%s", line)
+    log.info("%s trains on %s in %s", name, device, precision.name)
 
     with Island.join(
         run_dir,
@@ -61,7 +74,6 @@ def run_island(run_dir: Path, name: str) -> int:
         manifest_digest=texts.manifest.digest,
     ) as island:
         island.leave_on_signals()
-        log.info("%s trains on %s in %s; data %s", name, device, precision.name, texts.manifest.digest)
         next_evaluation = island.run_tokens + run.eval.every_tokens
         while not island.done:
             set_learning_rate(optimizer, loaded, island.progress)
@@ -69,7 +81,7 @@ def run_island(run_dir: Path, name: str) -> int:
             loss = train_step(model, optimizer, precision, batch, clip_norm=run.train.clip_norm)
             island.step(tokens=batch[:, 1:].numel(), loss=loss)
             if run.eval.every_tokens and island.run_tokens >= next_evaluation and not island.done:
-                next_evaluation += run.eval.every_tokens
+                next_evaluation = island.run_tokens + run.eval.every_tokens
                 with island.evaluating():
                     record_scores(island, texts, texts.quick.score(model), final=False)
         if island.progress >= 1.0:
@@ -119,7 +131,7 @@ def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> Tr
     globs = () if default else tuple(str(loaded.paths.root / source) for source in own.data.sources)
     return TrainSpec(
         slot=loaded.member.slot,
-        seed=run.run.seed,
+        seed=run.run.seed + own.island.seed_offset,
         sequence_length=run.train.sequence_length,
         batch_size=own.island.batch_size,
         shares=own.data.shares or equal,
@@ -131,9 +143,17 @@ def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> Tr
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is the accelerator, or the CPU where there is none."""
+    """The device of that name; ``auto`` is the accelerator, or the CPU where there is none.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            mend = 'Name a device that this machine\'s torch has, such as "cpu", or "auto".'
+            raise ConfigError("island.device cannot be used", got=repr(name), wanted=str(error), mend=mend) from error
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 

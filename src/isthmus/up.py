@@ -75,8 +75,9 @@ def watch(run_dir: Path, processes: IslandProcesses, console: Console) -> None:
                 _print_lines(view, console)
                 time.sleep(_REFRESH_S)
             _print_lines(view, console)
-    except KeyboardInterrupt:
-        console.print("asking all islands to save and leave ...", highlight=False)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            console.print("asking all islands to save and leave ...", highlight=False)
         processes.terminate()
         raise
 

@@ -56,6 +56,13 @@ def test_addresses_say_where_islands_are_reached_and_listen(tmp_path: Path) -> N
     assert (east.island.link.listen, asia.island.link.listen) == ("0.0.0.0:7000", "[::]:7001")
 
 
+def test_an_island_without_an_address_beside_one_that_has_it_only_dials(tmp_path: Path) -> None:
+    write_example(tmp_path / "run", addresses={"us-east": "east.example.net:7000"})
+    asia = load_run(tmp_path / "run", "asia")
+    assert asia.member.addresses == ()
+    assert asia.island.link.listen == "127.0.0.1:0"
+
+
 @pytest.mark.parametrize(
     ("addresses", "wanted"),
     [({"asai": "a:1"}, "of no island; got asai. Did you mean asia?"), ({"asia": "a"}, "the address of asia is wrong")],
@@ -71,14 +78,13 @@ def test_wrong_addresses_are_refused_before_anything_is_written(
 def test_a_run_is_written_with_the_values_given(tmp_path: Path) -> None:
     islands = [
         NewIsland("big", {"island": {"batch_size": 12}, "link": {"rate_mbit": 8, "dial": {"small": ["h:1"]}}}),
-        NewIsland("small", {"island": {"batch_size": 4, "threads": 1}}, ("h:2",), tokens_per_s=1e5),
+        NewIsland("small", {"island": {"batch_size": 4, "threads": 1}}, ("h:2",)),
     ]
     run = write_run(tmp_path / "run", TABLES, islands)
     big, small = (load_run(tmp_path / "run", name) for name in ("big", "small"))
     assert big.run.hash == run.hash
     assert (run.run.seed, run.mixing.window_steps) == (3, 12)
     assert (big.member.addresses, small.member.addresses) == ((), ("h:2",))
-    assert (big.member.tokens_per_s, small.member.tokens_per_s) == (None, 1e5)
     assert big.island.link.rate_mbit == 8.0
     assert big.island.link.dial == {"small": ("h:1",)}
     assert (big.island.island.batch_size, small.island.island.threads) == (12, 1)

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from isthmus import demo
+from isthmus.checkpoint import IslandLock
 from isthmus.config import load_run, resolve_model
 from isthmus.demo import scene as setting
 from isthmus.demo import words
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, LockError
 from isthmus.model import num_parameters, preset
 
 
@@ -22,7 +23,7 @@ def scene(out: Path, **changes: object) -> setting.Scene:
 
 def options(out: Path, **changes: object) -> dict[str, object]:
     values = {"steps": 1, "baseline": False, "rtt_ms": 180.0, "rate_mbit": None}
-    return {"out": out, "optimizer": "adamw", "islands": 2, "seed": 0, **values, **changes}
+    return {"out": out, "optimizer": "adamw", "seed": 0, **values, **changes}
 
 
 def test_a_directory_that_is_no_earlier_demo_is_left_alone(tmp_path):
@@ -32,6 +33,22 @@ def test_a_directory_that_is_no_earlier_demo_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_demo_that_still_runs_is_left_alone(tmp_path):
+    (tmp_path / "run.toml").write_text('[run]\nname = "demo"\n')
+    island = tmp_path / "islands" / "asia"
+    island.mkdir(parents=True)
+    with IslandLock(island), pytest.raises(LockError):
+        demo.run_demo(**options(tmp_path))
+    assert (tmp_path / "run.toml").exists()
+
+
+def test_a_file_in_the_demos_place_is_left_alone(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="no earlier demo"):
+        demo.run_demo(**options(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_another_run_is_left_alone(tmp_path):
     (tmp_path / "run.toml").write_text('[run]\nname = "mine"\n')
     with pytest.raises(ConfigError, match="--out"):
@@ -39,10 +56,14 @@ def test_another_run_is_left_alone(tmp_path):
     assert (tmp_path / "run.toml").exists()
 
 
-def test_more_than_two_islands_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="two islands"):
-        demo.run_demo(**options(tmp_path / "new", islands=3))
-    assert not (tmp_path / "new").exists()
+def test_the_run_in_one_place_is_plain_training_on_as_many_tokens(tmp_path):
+    paths = setting.write_standard(scene(tmp_path), 1000)
+    loaded = load_run(paths.root, "standard")
+    mixing = loaded.run.mixing
+    assert (mixing.outer_lr, mixing.outer_momentum) == (1.0, 0.0)
+    assert loaded.run.run.token_budget == 1000
+    assert loaded.island.island.batch_size == sum(setting.BATCH.values())
+    assert len(loaded.roster.islands) == 1
 
 
 def test_the_introduction_shows_what_training_in_step_would_cost(tmp_path):

@@ -180,7 +180,6 @@ def test_names_slots_and_certificates_are_each_one_islands(islands: tuple[Member
         ("addresses", ("host:70000",)),
         ("addresses", ("::1:80",)),
         ("addresses", (":80",)),
-        ("tokens_per_s", 0.0),
     ],
 )
 def test_a_member_that_could_not_be_reached_or_told_apart_is_refused(key: str, value: object) -> None:

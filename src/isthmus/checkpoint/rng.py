@@ -22,8 +22,7 @@ def rng_state() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "accelerator": None,
     }
-    if torch.accelerator.is_available():
-        kind = _accelerator()
+    if torch.accelerator.is_available() and _in_use(kind := _accelerator()):
         state["accelerator"] = {"kind": kind, "state": torch.get_device_module(kind).get_rng_state()}
     return state
 
@@ -62,3 +61,9 @@ def _accelerator() -> str:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     return device.type
+
+
+def _in_use(kind: str) -> bool:
+    """Whether this process works on the accelerator already; asking for its generator would open it."""
+    initialized = getattr(torch.get_device_module(kind), "is_initialized", None)
+    return initialized is None or bool(initialized())

@@ -24,7 +24,10 @@ def add(commands: Commands) -> None:
         "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="run directory (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=positive_int, metavar="N", help="steps of the larger island (default: for 6 minutes on 2 cores)"
+        "--steps",
+        type=positive_int,
+        metavar="N",
+        help="steps of the larger island (default: 600, under 6 minutes on 2 cores)",
     )
     parser.add_argument(
         "--no-baseline", dest="baseline", action="store_false", help="leave out the training in one place"
@@ -43,7 +46,6 @@ def add(commands: Commands) -> None:
         help="rate of the link in Mbit/s, each way (default: so low that synchronous training would crawl)",
     )
     parser.add_argument("--optimizer", default="adamw", help="inner optimizer (default: %(default)s)")
-    parser.add_argument("--islands", type=positive_int, default=2, metavar="N", help="islands (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="initial weights and order of data (default: %(default)s)")
     parser.set_defaults(command=run)
 
@@ -59,6 +61,5 @@ def run(args: argparse.Namespace) -> int:
         rtt_ms=args.rtt_ms,
         rate_mbit=args.rate_mbit,
         optimizer=args.optimizer,
-        islands=args.islands,
         seed=args.seed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import TYPE_CHECKING
 
 from isthmus.cli.arguments import add_run_dir
@@ -32,8 +33,10 @@ def add(commands: Commands) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
-    """Run one island."""
+    """Run one island; what a person should hear goes to standard error, one line a round and one an event."""
     from isthmus.train import run_island
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     return run_island(args.run_dir, args.island)
 

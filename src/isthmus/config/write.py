@@ -59,7 +59,6 @@ class NewIsland:
     name: str
     tables: Tables
     addresses: tuple[str, ...] = ()
-    tokens_per_s: float | None = None
 
 
 def write_run(run_dir: Path, tables: Tables, islands: Sequence[NewIsland]) -> RunConfig:
@@ -110,7 +109,8 @@ def write_example(
         run_dir: An empty or missing directory; the run is called like it.
         names: The islands.
         preset: The model.
-        addresses: Where islands are reached from the others, by name; those that it lacks listen on loopback.
+        addresses: Where islands are reached from the others, by name; those that it lacks only dial. Without any, all
+            islands are on loopback.
         token_budget: Tokens of the whole run.
 
     Raises:
@@ -125,7 +125,7 @@ def write_example(
     return write_run(
         run_dir,
         tables,
-        [_example_island(name, slot, addresses.get(name)) for slot, name in enumerate(names)],
+        [_example_island(name, slot, addresses) for slot, name in enumerate(names)],
     )
 
 
@@ -161,7 +161,6 @@ def _first_roster(
             "slot": slot,
             "certificate": certificate_to_base64(identity.certificate_pem),
             "addresses": island.addresses,
-            "tokens_per_s": island.tokens_per_s,
         }
         for slot, (island, identity) in enumerate(zip(islands, identities, strict=True))
     ]
@@ -172,16 +171,22 @@ def _first_roster(
     return sign_roster(roster, owner)
 
 
-def _example_island(name: str, slot: int, address: str | None) -> NewIsland:
-    listen = f"127.0.0.1:{FIRST_PORT + slot}"
-    if address is not None:
+def _example_island(name: str, slot: int, addresses: Mapping[str, str]) -> NewIsland:
+    """An island on loopback, or, as soon as any has an address, one that is reached there or only dials."""
+    reached: tuple[str, ...] = (addresses[name],) if name in addresses else ()
+    if reached:
         try:
-            host, port = split_address(address)
+            host, port = split_address(addresses[name])
         except ValueError as error:
-            raise ConfigError(f"the address of {name} is wrong", got=repr(address), mend=f"{error}.") from error
+            raise ConfigError(f"the address of {name} is wrong", got=repr(addresses[name]), mend=f"{error}.") from error
         listen = f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
+    elif addresses:
+        listen = "127.0.0.1:0"
+    else:
+        listen = f"127.0.0.1:{FIRST_PORT + slot}"
+        reached = (listen,)
     tables: Tables = {"island": {"batch_size": _EXAMPLE_BATCH_SIZE}, "link": {"listen": listen}}
-    return NewIsland(name, tables, addresses=(address or listen,))
+    return NewIsland(name, tables, addresses=reached)
 
 
 def _refuse_overwriting(run_dir: Path) -> None:

@@ -19,7 +19,7 @@ from isthmus.data.held_out_sources import (
     open_held_out,
 )
 from isthmus.data.iterable import IterableStream, TokenSource
-from isthmus.data.manifest import HeldOutEntry, Manifest, SourceEntry
+from isthmus.data.manifest import HeldOutEntry, Manifest, SourceEntry, describe_manifest
 from isthmus.data.part import Part, PartSummary
 from isthmus.data.sources import TRAIN_PROJECTS
 from isthmus.data.stream import Stream, WindowStream
@@ -47,6 +47,7 @@ __all__ = [
     "TrainSpec",
     "WindowStream",
     "describe",
+    "describe_manifest",
     "load_tokenizer",
     "open_held_out",
     "open_part",

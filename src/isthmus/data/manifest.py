@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from isthmus.data.held_out import HeldOut
+from isthmus.units import format_bytes
 
 OVERLAP_DIGITS = 6
 DIGEST_CHARACTERS = 12
@@ -55,6 +56,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def digest(self) -> str:
         """Twelve hex digits that change with anything in here."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def describe_manifest(manifest: Manifest) -> tuple[str, ...]:
+    """What is trained and scored on, and how far they overlap, in lines for people."""
+    train = ", ".join(f"{source.project} {source.version}".rstrip() for source in manifest.sources)
+    held_out = (
+        f"Held out, {each.name}: {each.source}, {format_bytes(each.num_bytes)}, overlap {each.overlap:.2%}."
+        for each in manifest.held_out
+    )
+    return (f"Training text: {train}, in disjoint parts.", *held_out, f"Manifest of the data: {manifest.digest}.")
 
 
 def source_entry(project: str, version: str, contents: Iterable[Content]) -> SourceEntry:

@@ -10,9 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
+from isthmus.checkpoint import IslandLock
 from isthmus.config import RunPaths, load_run
+from isthmus.data import describe_manifest
 from isthmus.demo import words
-from isthmus.demo.scene import BATCH, DEFAULT_STEPS, NAME, RATE_MBIT, Scene, shaped_run, write_standard
+from isthmus.demo.scene import DEFAULT_STEPS, NAME, RATE_MBIT, Scene, shaped_run, write_standard
 from isthmus.errors import ConfigError
 from isthmus.observe.report import write_report
 from isthmus.observe.summary import write_summary
@@ -31,7 +33,6 @@ def run_demo(
     rtt_ms: float,
     rate_mbit: float | None,
     optimizer: str,
-    islands: int,
     seed: int,
 ) -> int:
     """Run the demo; see ``isthmus demo --help``.
@@ -39,8 +40,6 @@ def run_demo(
     Returns:
         The exit code: 1 if an island failed or the islands did not end with one model.
     """
-    if islands != len(BATCH):
-        raise ConfigError("the demo has two islands", got=islands, wanted=len(BATCH))
     scene = Scene(out, steps or DEFAULT_STEPS, rtt_ms / 1000, (rate_mbit or RATE_MBIT) * 1e6, optimizer, seed)
     console = Console()
     _make_room(out)
@@ -67,7 +66,7 @@ def _train_jointly(scene: Scene, console: Console) -> bool:
                 texts = _read_texts(paths)
         else:
             texts = _read_texts(paths)
-        _print(console, words.about_texts(texts.manifest))
+        _print(console, "\n".join([*describe_manifest(texts.manifest), ""]))
         processes = IslandProcesses(scene.out, paths.present())
         watch(scene.out, processes, console)
         return report_failures(processes, console)
@@ -97,12 +96,12 @@ def _print(console: Console, text: str) -> None:
 
 
 def _make_room(out: Path) -> None:
-    """Remove an earlier demo; anything else stays, and is an error."""
-    run_file = RunPaths(out).run
-    if not out.exists() or not any(out.iterdir()):
+    """Remove an earlier demo that has ended; anything else stays, and is an error."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
+    paths = RunPaths(out)
     try:
-        name = tomllib.loads(run_file.read_text(encoding="utf-8"))["run"]["name"]
+        name = tomllib.loads(paths.run.read_text(encoding="utf-8"))["run"]["name"]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
         name = None
     if name != NAME:
@@ -111,4 +110,7 @@ def _make_room(out: Path) -> None:
             wanted="a missing or empty directory, or one that an earlier demo made",
             mend="Name another one with --out.",
         )
+    for island in paths.present():
+        with IslandLock(island.root):
+            pass
     shutil.rmtree(out)

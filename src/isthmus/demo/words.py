@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from isthmus.data import Manifest
 from isthmus.demo.scene import BATCH, PRESET, Scene, second_precision
 from isthmus.model import num_parameters, preset
 from isthmus.units import format_bytes, format_count, format_duration, format_rate
@@ -27,17 +26,6 @@ def introduction(scene: Scene) -> str:
         f"of gradients each way a step: {gradient} x 8 / {rate} + {rtt} = {format_duration(scene.in_step_link_s)} "
         "a step on the link alone.\n"
     )
-
-
-def about_texts(manifest: Manifest) -> str:
-    """What is trained and scored on."""
-    train = ", ".join(f"{source.project} {source.version}" for source in manifest.sources)
-    lines = [f"Training text: the source of {train}, in disjoint parts."]
-    lines += [
-        f"Held out, {each.name}: {each.source}, {format_bytes(each.num_bytes)}, overlap {each.overlap:.2%}."
-        for each in manifest.held_out
-    ]
-    return "\n".join([*lines, f"Manifest of the data: {manifest.digest}\n"])
 
 
 def score_table(summary: dict[str, Any]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 from isthmus.clock import Clock, SystemClock
 from isthmus.observe.events import Event, describe, printable
 from isthmus.observe.follow import Follower
+from isthmus.observe.narrator import blocked_words, event_line, round_line
 from isthmus.observe.runfiles import STANDARD_NAME, island_paths
 from isthmus.units import format_bytes, format_count, format_duration, format_rate
 
@@ -85,11 +85,14 @@ class View:
                     events.append(event)
                 if follower.tally.rounds > self._told_rounds.get(key, 0):
                     self._told_rounds[key] = follower.tally.rounds
-                    lines.append((record.wall_s, _round_line(follower, record.wall_s)))
+                    lines.append((record.wall_s, self._round_line(follower, record.wall_s)))
         for event in sorted(events, key=lambda event: event.wall_s):
             self._keep(event)
         lines += [(event.wall_s, _event_text(event).plain) for event in events if event.sort != "late"]
         return [line for _, line in sorted(lines, key=lambda timed: timed[0])]
+
+    def _round_line(self, follower: Follower, wall_s: float) -> str:
+        return round_line(follower.tally, wall_s, link=_link_words(follower, self._clock.wall_s()))
 
     def _find_islands(self) -> None:
         for baseline, directory in ((False, self._run_dir), (True, self._run_dir / STANDARD_NAME)):
@@ -136,7 +139,7 @@ class _Islands:
         self._followers, self._now_s = followers, now_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [column for column in _COLUMNS if column.from_width <= options.max_width]
+        columns = [column for column in _COLUMNS if column.from_width <= options.max_width < column.below_width]
         table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
         for column in columns:
             table.add_column(column.title, justify=column.justify, no_wrap=True)
@@ -167,18 +170,28 @@ def _reported_down(follower: Follower, followers: list[Follower]) -> bool:
 
 
 def _link(follower: Follower, _: list[Follower], now_s: float) -> Text:
+    limit = follower.tally.started.rate_limit_bytes_per_s if follower.tally.started else None
+    words = _link_words(follower, now_s)
+    if limit is None:
+        return Text(words or "–")
+    share = min(follower.sent_bytes_per_s(now_s) / limit, 1.0) if limit > 0 else 0.0
+    return _bar(share, 8, "magenta").append(f" {words}")
+
+
+def _link_share(follower: Follower, _: list[Follower], now_s: float) -> str:
+    """The link's use of its limit; where it has none, the rate."""
+    sent = follower.sent_bytes_per_s(now_s)
+    limit = follower.tally.started.rate_limit_bytes_per_s if follower.tally.started else None
+    return f"{sent / limit:.0%}" if limit else format_rate(sent * 8)
+
+
+def _link_words(follower: Follower, now_s: float) -> str:
+    """What an island sends now, against its limit if it has one."""
     sent = follower.sent_bytes_per_s(now_s)
     limit = follower.tally.started.rate_limit_bytes_per_s if follower.tally.started else None
     if limit is None:
-        return Text(format_rate(sent * 8) if sent else "–")
-    share = min(sent / limit, 1.0) if limit > 0 else 0.0
-    return _bar(share, 8, "magenta").append(f" {format_rate(sent * 8)} of {format_rate(limit * 8)}")
-
-
-def _blocked(follower: Follower) -> str:
-    tally = follower.tally
-    share = tally.blocked_s / tally.step_s if tally.step_s else 0.0
-    return f"{format_duration(tally.blocked_s)} {share:.1%}"
+        return format_rate(sent * 8) if sent else ""
+    return f"{format_rate(sent * 8)} of {format_rate(limit * 8)}"
 
 
 def _peers(follower: Follower) -> Text:
@@ -196,33 +209,17 @@ def _bar(share: float, width: int, style: str) -> Text:
 
 
 def _event_text(event: Event) -> Text:
-    text = Text(f"{_time_of_day(event.wall_s)} ", style=_EVENT_STYLES[event.severity])
-    label = f"{event.severity.upper()}: " if event.severity != "info" else ""
-    return text.append(f"{printable(event.island)}: {label}{event.text}")
-
-
-def _round_line(follower: Follower, wall_s: float) -> str:
-    tally = follower.tally
-    loss = "" if tally.loss_nats is None else f", loss {tally.loss_nats:.3f}"
-    return (
-        f"{_time_of_day(wall_s)} {printable(follower.name)}: round {tally.rounds}, step {tally.step}, "
-        f"{format_count(tally.tokens)} tokens{loss}, {format_count(tally.tokens_per_s)} tokens/s, "
-        f"{tally.meetings.open} open, {tally.meetings.late} late, "
-        f"sent {format_bytes(tally.traffic.sent_bytes)}, blocked {_blocked(follower)}"
-    )
-
-
-def _time_of_day(wall_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(wall_s))
+    return Text(event_line(event), style=_EVENT_STYLES[event.severity])
 
 
 class _Column(NamedTuple):
-    """One column: its cell from (this island, all islands, wall clock); dropped below ``from_width``."""
+    """One column: its cell from (this island, all islands, wall clock), in terminals of certain widths."""
 
     title: str
     cell: Callable[[Follower, list[Follower], float], str | Text]
     from_width: int = 0
     justify: Literal["left", "right"] = "right"
+    below_width: int = 10_000
 
 
 _COLUMNS = (
@@ -233,9 +230,10 @@ _COLUMNS = (
     _Column("TOK/S", lambda f, _, __: format_count(f.tally.tokens_per_s)),
     _Column("LOSS", lambda f, _, __: "–" if f.tally.loss_nats is None else f"{f.tally.loss_nats:.3f}"),
     _Column("ROUND", lambda f, _, __: str(f.tally.rounds), 110),
-    _Column("OPEN", lambda f, _, __: str(f.tally.meetings.open), 104),
-    _Column("SENT", lambda f, _, __: format_bytes(f.tally.traffic.sent_bytes), 88),
-    _Column("LINK", _link, 76, "left"),
-    _Column("BLOCKED", lambda f, _, __: _blocked(f), 120),
+    _Column("OPEN", lambda f, _, __: str(f.tally.meetings.open)),
+    _Column("SENT", lambda f, _, __: format_bytes(f.tally.traffic.sent_bytes)),
+    _Column("LINK", _link_share, below_width=112),
+    _Column("LINK", _link, 112, "left"),
+    _Column("BLOCKED", lambda f, _, __: blocked_words(f.tally)),
     _Column("PEERS", lambda f, _, __: _peers(f), 138, "left"),
 )

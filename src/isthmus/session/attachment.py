@@ -65,7 +65,9 @@ class Attachment:
         self.island.step(tokens=self._tokens())
         if self.island.done:
             self._ended = True
-            log.info("%s: the run's token budget is spent; further steps are this island's alone", self.island.name)
+            if self.island.progress >= 1.0:
+                self.island.settle()
+                log.info("%s: the run has ended; what is trained from here on is not part of it", self.island.name)
 
 
 def attach(

@@ -128,6 +128,8 @@ class Core:
             self._waiting_since_s = now_s
         for event in events:
             if isinstance(event, Result):
+                if isinstance(event, Arrived) and self.phase is Phase.FINISHING:
+                    self._waiting_since_s = now_s
                 self._take(event)
             else:
                 self._unread.append(event)

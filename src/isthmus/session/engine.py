@@ -162,7 +162,12 @@ class Engine:
         return self.core.phase
 
     def trained(self, *, tokens: int, cursor: int) -> None:
-        """Count one training step, then let the core act at this step boundary."""
+        """Count one training step, then let the core act at this step boundary.
+
+        Raises:
+            ShapeError: A parameter was moved or rebound since the island joined.
+        """
+        self.slow.check_place()
         self.core.trained(tokens=tokens, cursor=cursor)
         now_s = self.effects.clock.now_s()
         if self._stepped_at_s is not None:
@@ -223,13 +228,7 @@ class Engine:
         return info
 
     def _restore(self, state: Mapping[str, Any]) -> Memory:
-        if state.get("format") != FORMAT or state.get("run") != self.plan.run:
-            raise CheckpointError(
-                "the checkpoint belongs to another run or version",
-                got=f"run {str(state.get('run'))[:12]}, format {state.get('format')}",
-                wanted=f"run {self.plan.run[:12]}, format {FORMAT}",
-                mend="Use the run files it was made with, or start the changed run in a new directory.",
-            )
+        check_state(state, self.plan.run)
         self.slow.load_state_dict(state["slow"])
         self._payloads.load_state_dict(state["payloads"])
         self._rms = {key: schedule.RmsHistory(tuple(values)) for key, values in state["rms"].items()}
@@ -357,3 +356,18 @@ class Engine:
 
     def _warn(self, what: str, peer: str | None = None, *, severity: records.Severity = "warning") -> None:
         self.journal.write(records.Alarm(**self.journal.stamp(), what=what, peer=peer, severity=severity))
+
+
+def check_state(state: Mapping[str, Any], run: str) -> None:
+    """Refuse a state of another run, or of a version that stored something else.
+
+    Raises:
+        CheckpointError: It is one.
+    """
+    if state.get("format") != FORMAT or state.get("run") != run:
+        raise CheckpointError(
+            "the checkpoint belongs to another run or version",
+            got=f"run {str(state.get('run'))[:12]}, format {state.get('format')}",
+            wanted=f"run {run[:12]}, format {FORMAT}",
+            mend="Use the run files it was made with, or start the changed run in a new directory.",
+        )

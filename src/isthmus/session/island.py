@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +16,17 @@ from torch import Tensor, nn
 from isthmus.checkpoint import IslandLock, LoadedInfo, load_latest
 from isthmus.clock import SystemClock
 from isthmus.config import load_run
-from isthmus.errors import CheckpointError
+from isthmus.errors import CheckpointError, ConfigError
 from isthmus.observe import records
 from isthmus.session.cutting import cut_model
-from isthmus.session.engine import Engine
+from isthmus.session.engine import Engine, check_state
 from isthmus.session.site import OpenLink, Site, open_tcp_link
 from isthmus.session.steps import StepMeter
 from isthmus.session.trainee import Training
 from isthmus.session.waiting import Waiter
 from isthmus.terms import Goodbye, Phase
+
+_PROVISIONAL = "the weights at the end are provisional: not every fragment was agreed with every island of the run"
 
 Result = Literal["done", "interrupted", "failed"]
 """How an island's part of the run ended."""
@@ -47,6 +50,7 @@ class Island:
         self._stop_reason: str | None = None
         self._result: Result | None = None
         self._settled = False
+        self._handlers: dict[signal.Signals, Any] = {}
         self._lock = IslandLock(site.loaded.own_paths.root)
         self._lock.acquire()
         try:
@@ -159,8 +163,9 @@ class Island:
             tokens: Tokens of this step, over all of the island.
             loss: Its mean loss in nats, for the records; a tensor is read only when a record is written.
         """
-        with self._meter.measure(tokens=tokens, loss=loss):
-            self.engine.trained(tokens=tokens, cursor=self._site.training.cursor)
+        whole = _whole_tokens(tokens)
+        with self._meter.measure(tokens=whole, loss=loss):
+            self.engine.trained(tokens=whole, cursor=self._site.training.cursor)
             if self.engine.phase is Phase.JOINING:
                 with self._meter.blocked():
                     self._wait_until_ready()
@@ -182,7 +187,7 @@ class Island:
             signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
         for each in signals or (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, leave)
+            self._handlers[each] = signal.signal(each, leave)
 
     def request_stop(self, reason: str) -> None:
         """End the loop at the next step boundary: ``done`` turns true, and leaving the island saves it."""
@@ -203,6 +208,8 @@ class Island:
             CheckpointError: It is of another run.
             ShapeError: It is of another model.
         """
+        check_state(state, self.engine.plan.run)
+        self._meter.flush()
         self.engine.effects.link.close(timeout_s=1.0)
         self._open(state, resumed_from="a state of the training loop's own")
         self._wait_until_ready()
@@ -225,27 +232,36 @@ class Island:
             self.finish()
 
     def settle(self) -> None:
-        """Hold the run's last meetings; the model then holds the slow weights, the same at every island in reach.
+        """Hold the run's last meetings; the model then holds the slow weights, the same at both islands of a pair.
 
-        Waits for others for at most ``finish.wait_s``; what is agreed with nobody by then is ``provisional``.
-        ``finish`` calls it; call it yourself to evaluate or export the joint model before leaving. Idempotent.
+        Goes on as long as meetings are completed, and waits at most ``finish.wait_s`` for the next one. What was not
+        agreed with everybody by then is ``provisional``. ``finish`` calls it; call it yourself to evaluate or export
+        the joint model before leaving. Idempotent.
         """
         if self._settled:
             return
         self._settled = True
+        self.save()
         self.engine.finish()
-        # The core gives up by itself after wait_s; the wait here is only its outer bound.
-        limit_s = self._site.loaded.island.finish.wait_s + 5.0
-        self._waiter.until(lambda: self.engine.phase is Phase.DONE, "the last meetings of the run", at_most_s=limit_s)
+        self._waiter.until(
+            lambda: self.engine.phase is Phase.DONE or self._stop_reason is not None, "the last meetings of the run"
+        )
         self.engine.slow.take_in()
         self.save()
+        if self.provisional:
+            self.record(records.Alarm, what=_PROVISIONAL, severity="warning")
 
     def finish(self) -> None:
         """End the island's part and leave: with the run's last meetings if its token budget is spent, else saved."""
         if self.progress >= 1.0:
             self.settle()
+            self.engine.slow.take_in()
             others_s = self._site.loaded.island.finish.wait_s
-            self._waiter.until(lambda: not self.engine.core.waits_for, "the others to end", at_most_s=others_s)
+            self._waiter.until(
+                lambda: not self.engine.core.waits_for or self._stop_reason is not None,
+                "the others to end",
+                at_most_s=others_s,
+            )
             self.close("done")
         else:
             self.save()
@@ -253,12 +269,12 @@ class Island:
 
     @property
     def provisional(self) -> bool:
-        """Whether the run ended here without the last meeting of every fragment: the model is this island's alone."""
+        """Whether the weights at the end are not, bit for bit, those of all islands of the run."""
         return self.engine.core.provisional
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the slow weights in hex; after ``finish`` the same at every island of a run that ended whole."""
+        """SHA-256 of the slow weights in hex; after ``finish`` the same at all islands unless ``provisional``."""
         return self.engine.slow.digest()
 
     def close(self, result: Result, *, detail: str = "") -> None:
@@ -276,6 +292,9 @@ class Island:
         self.record(records.Finished, reason=result, provisional=provisional, joint_digest=digest, detail=detail)
         self._site.writer.close()
         self._lock.release()
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler)
+        self._handlers.clear()
 
     def _open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> None:
         site = self._site
@@ -295,3 +314,14 @@ def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo
         folder = site.loaded.own_paths.checkpoints
         raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
     return (None, None) if found is None else found
+
+
+def _whole_tokens(tokens: int) -> int:
+    """A step's tokens as an int, whatever kind of integer they are."""
+    try:
+        whole = operator.index(tokens)
+    except TypeError:
+        whole = -1
+    if whole < 0:
+        raise ConfigError("a step's tokens cannot be counted", got=repr(tokens), wanted="a whole number, 0 or more")
+    return whole

@@ -19,6 +19,7 @@ from isthmus.errors import IdentityError
 from isthmus.identity import verify
 from isthmus.observe import records
 from isthmus.observe.journal import RecordWriter
+from isthmus.observe.narrator import Narrator
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.cutting import Cut
 from isthmus.session.engine import Effects, Engine
@@ -76,10 +77,12 @@ class Site:
     manifest_digest: str = ""
     storage: Storage = field(init=False)
     writer: RecordWriter = field(init=False)
+    narrator: Narrator = field(init=False)
 
     def __post_init__(self) -> None:
         self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
         self.writer = RecordWriter(self.loaded.own_paths.records, self.clock)
+        self.narrator = Narrator(self.loaded.member.name)
 
     def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
@@ -105,10 +108,10 @@ class Site:
         return engine
 
     def sink(self, record: records.Record) -> None:
-        """Write a record; alarms also go to the log."""
-        if isinstance(record, records.Alarm):
-            log.warning("%s: %s", record.island, record.what)
+        """Write a record, and log what of it a person should hear."""
         self.writer.write(record)
+        for severity, line in self.narrator.tell(record):
+            log.log(logging.INFO if severity == "info" else logging.WARNING, "%s", line)
 
     def signed_here(self, signed: SignedHeader) -> bool:
         """Whether a header is this island's own."""

@@ -48,6 +48,7 @@ class SlowState:
         mirrors: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.fragments = tuple(fragments)
+        self._owners = dict(fast)
         self._fast = {name: tensor.detach() for name, tensor in fast.items()}
         self._mirrors = {name: tensor.detach() for name, tensor in (mirrors or {}).items()}
         self._peers, self._embedding_codec = tuple(peers), embedding_codec
@@ -66,10 +67,28 @@ class SlowState:
 
     # -- the outer step ------------------------------------------------------------------------------------------------
 
+    def check_place(self) -> None:
+        """Refuse to go on with a model whose tensors were replaced: what is trained there is no longer seen here.
+
+        Raises:
+            ShapeError: A parameter was moved or rebound since the island joined.
+        """
+        for name, owner in self._owners.items():
+            if owner.data_ptr() != self._fast[name].data_ptr():
+                raise ShapeError(
+                    f"'{name}' was moved or rebound after the island joined",
+                    got=f"now on {owner.device}",
+                    wanted="the same memory for the whole run; weights are changed in place",
+                    mend="Move the model to its device before the island joins, and never assign to param.data.",
+                )
+
     def is_finite(self, fragment: int) -> bool:
         """Whether every fast weight of a fragment is a finite number."""
-        extremes = [torch.stack(torch.aminmax(self._fast[entry.name])) for entry in self._entries(fragment)]
-        return bool(torch.stack(extremes).isfinite().all())
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for entry in self._entries(fragment):
+            fast = self._fast[entry.name]
+            by_device.setdefault(fast.device, []).extend(torch.aminmax(fast))
+        return all(bool(torch.stack(extremes).isfinite().all()) for extremes in by_device.values())
 
     def depart(self, fragment: int, *, outer_lr: float, momentum: float) -> None:
         """Take the outer step of a fragment, in place."""
@@ -229,8 +248,10 @@ class SlowState:
         for name in masters:
             self._mirror(name)
         self._initial |= {key: self._placed(reference) for key, reference in state["initial"].items()}
+        self._references.clear()
         for (peer, fragment), reference in state["references"].items():
-            self._refer(peer, fragment, self._placed(reference))
+            if peer in self._peers:
+                self._refer(peer, fragment, self._placed(reference))
 
     def _apply(self, entry: Entry, mode: Mode, base: Tensor | None, own: Tensor | None, merged: Tensor) -> None:
         slow, fast = self._slow[entry.name], self._fast[entry.name]

@@ -34,7 +34,7 @@ class StepMeter:
         """Measure what one call of ``Island.step`` takes, and write a record when one is due."""
         started_s = self._clock.now_s()
         if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss))
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss)))
         yield
         ended_s = self._clock.now_s()
         self._sync_s += ended_s - started_s

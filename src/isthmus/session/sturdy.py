@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from isthmus.errors import LinkError
 from isthmus.terms import Header, LinkAlarm, LinkEvent, Message, PeerDown, PeerUp
@@ -23,7 +24,10 @@ class SturdyLink:
 
     def buffer(self, num_bytes: int) -> memoryview:
         """See ``Link.buffer``."""
-        return memoryview(bytearray(num_bytes)) if self._link is None else self._link.buffer(num_bytes)
+        if self._link is not None:
+            with suppress(OSError):  # no descriptor or shared memory left: the link copies what is not shared
+                return self._link.buffer(num_bytes)
+        return memoryview(bytearray(num_bytes))
 
     def send(self, peer: str, message: Message) -> None:
         """See ``Link.send``."""

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from isthmus.checkpoint import rng_state, set_rng_state
+from isthmus.errors import CheckpointError
+from isthmus.fragments import canonical_name
 
 
 @runtime_checkable
@@ -58,7 +60,7 @@ class Training:
         """All of it."""
         data = self._data.state_dict() if isinstance(self._data, Stateful) else None
         return {
-            "model": dict(self._model.state_dict()),
+            "model": {canonical_name(name): tensor for name, tensor in self._model.state_dict().items()},
             "optimizer": self._optimizer.state_dict(),
             "data": data,
             "rng": rng_state(),
@@ -66,8 +68,16 @@ class Training:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what ``state_dict`` gave, model weights in place."""
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        own = {canonical_name(name): name for name in self._model.state_dict()}
+        try:
+            self._model.load_state_dict({own.get(name, name): tensor for name, tensor in state["model"].items()})
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                "the checkpoint does not fit this model or optimizer",
+                got=error,
+                mend="Build both as they were when it was made, or start from an empty directory.",
+            ) from error
         if isinstance(self._data, Stateful) and state["data"] is not None:
             self._data.load_state_dict(state["data"])
         set_rng_state(state["rng"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,9 +10,6 @@ from isthmus.errors import ShapeError
 from isthmus.observe import records
 from isthmus.session.engine import Engine
 from isthmus.terms import Phase
-from isthmus.units import format_duration
-
-log = logging.getLogger("isthmus")
 
 _POLL_S = 0.05
 _SAY_EVERY_S = 10.0
@@ -62,10 +58,10 @@ class Waiter:
         how = "adopted" if newcomer else how
         engine.journal.write(records.Joined(**joined, how=how, waited_for=waited_for, waited_s=waited_s))
 
-    def until(self, done: Callable[[], bool], reason: str, *, at_most_s: float) -> None:
-        """Wait until ``done``, for at most ``at_most_s``."""
+    def until(self, done: Callable[[], bool], reason: str, *, at_most_s: float | None = None) -> None:
+        """Wait until ``done``, for at most ``at_most_s`` if that is given."""
         started_s = self._clock.now_s()
-        while not done() and self._clock.now_s() - started_s < at_most_s:
+        while not done() and (at_most_s is None or self._clock.now_s() - started_s < at_most_s):
             self._say(reason, since_s=started_s, at_most_s=at_most_s)
             self._engine.effects.link.wait(_POLL_S)
             self._engine.pump()
@@ -88,7 +84,3 @@ class Waiter:
         peers = engine.core.waits_for
         stamp = engine.journal.stamp()
         engine.journal.write(records.Waiting(**stamp, peers=peers, reason=reason, at_most_s=at_most_s))
-        limit = "" if at_most_s is None else f", at most {format_duration(at_most_s)}"
-        so_far = format_duration(now_s - since_s)
-        whom = ", ".join(peers) or "nobody"
-        log.info("%s waits for %s: %s (%s so far%s)", engine.plan.name, whom, reason, so_far, limit)
