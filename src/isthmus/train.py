@@ -194,7 +194,7 @@ def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, fin
 
 
 def export(loaded: LoadedRun, island: Island, model: nn.Module, config: ModelConfig, manifest: Manifest) -> None:
-    """Write the joint model as ``model.safetensors`` beside the island's records, the same bytes at every island.
+    """Write the joint model as ``model.safetensors`` beside the records, the same bytes at both islands of a pair.
 
     Integers count what an island has done since its last step and are not traded: the joint model has none yet.
     """

@@ -130,7 +130,7 @@ def test_steps_after_the_budget_are_the_islands_alone_and_it_says_so(tmp_path: P
         assert attachment.done
         loop.train_step()
         assert attachment.island.step_count == 3
-    assert sum("token budget is spent" in message for message in caplog.messages) == 1
+    assert sum("the run has ended" in message for message in caplog.messages) == 1
     assert not attachment.island.provisional
 
 

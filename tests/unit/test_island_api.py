@@ -70,11 +70,14 @@ class Pair:
                 train(self.islands[name], loop)
 
     def end(self) -> None:
-        """Both ends of the last meetings are in this process, so neither may wait before the other has begun."""
+        """Both ends of the last meetings are in this process: neither may wait before the other has begun.
+
+        As in processes of their own, one that is done stays in reach until the other is too.
+        """
         engines = [island.engine for island in self.islands.values()]
         for engine in engines:
             engine.finish()
-        until(lambda: not [engine.pump() for engine in engines if engine.phase != "done"], "the last meetings")
+        until(lambda: [engine.pump() for engine in engines] and all(e.phase == "done" for e in engines), "the end")
 
 
 def meetings(paths: RunPaths, name: str) -> int:

@@ -74,9 +74,17 @@ class Core:
         return sum(edge.mine is not None for _, _, edge in self.memory.all_edges())
 
     @property
+    def met_last(self) -> bool:
+        """Whether the last meeting of every fragment is over; a lone island has none to hold."""
+        return not self.plan.peers or len(self.memory.final) == len(self.plan.initial)
+
+    @property
     def provisional(self) -> bool:
-        """Whether a run of several islands ended here without the last meeting of every fragment."""
-        return bool(self.plan.peers) and len(self.memory.final) < len(self.plan.initial)
+        """Whether the weights at the end are not those of all islands, bit for bit.
+
+        One last meeting makes two islands alike; more than two it only brings closer.
+        """
+        return not self.met_last or len(self.plan.peers) > 1
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -101,7 +109,7 @@ class Core:
 
         An island that is started again after the run has ended whole is done at once.
         """
-        if self.plan.peers and not self.provisional:
+        if self.plan.peers and self.met_last:
             self.phase = Phase.DONE
             return
         self.phase = Phase.FINISHING
@@ -285,6 +293,6 @@ class Core:
             self._trade.close(fragment)
         if self._outbox:
             return
-        if not self.provisional or not self.waits_for or waited_s >= self.plan.finish_wait_s:
+        if self.met_last or not self.waits_for or waited_s >= self.plan.finish_wait_s:
             self.phase = Phase.DONE
             self.company.pulse(self.phase)
