@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from synthetic_run import BATCH_TOKENS, PARAMETERS, H, Island, P, joint_islands, standard_island, write_run
 
 from isthmus.errors import DataError
 from isthmus.observe import summarise, write_summary
 from isthmus.observe.records import Evaluation, Finished, LinkRate, Meeting, Published
+from synthetic_run import BATCH_TOKENS, PARAMETERS, H, Island, P, joint_islands, standard_island, write_run
 
 
 def ordered(island: Island):

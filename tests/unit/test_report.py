@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from synthetic_run import BATCH_TOKENS, START_WALL_S, Island, joint_islands, write_run
 
 from isthmus.clock import VirtualClock
 from isthmus.errors import DataError
@@ -25,6 +24,7 @@ from isthmus.observe.records import (
     StepDone,
 )
 from isthmus.observe.series import MAX_POINTS, Span, busiest, collect, smoothed, thinned
+from synthetic_run import BATCH_TOKENS, START_WALL_S, Island, joint_islands, write_run
 
 SOON = VirtualClock(START_WALL_S + 200)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\u2028&amp;\"'"
