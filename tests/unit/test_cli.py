@@ -124,10 +124,15 @@ def test_a_changed_run_is_signed_again(run_dir: Path, capsys: pytest.CaptureFixt
 def test_an_interrupt_exits_with_130_and_one_line(run_dir: Path) -> None:
     lock = RunPaths(run_dir).island("asia").lock
     os.mkfifo(lock)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "isthmus", "status", str(run_dir)], stderr=subprocess.PIPE, text=True
-    )
-    with lock.open("w"):
+    # A shell that starts a job in the background lets it ignore SIGINT, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "isthmus", "status", str(run_dir)], stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with child, lock.open("w"):
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130
