@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from isthmus.addresses import split_address
 from isthmus.errors import IdentityError
 from isthmus.identity import OwnerKey, certificate_from_base64, certificate_name, verify_owner
 
@@ -21,18 +22,6 @@ NEVER = -1
 """When an island met another that it never met; below every real time."""
 
 _DOMAIN = b"isthmus roster v1\n"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``; ValueError if it is neither."""
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host) != bracketed or any(letter.isspace() for letter in host):
-        raise ValueError("Input should be host:port or [v6]:port")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ValueError("Input should have a port from 0 to 65535 after the last colon")
-    return host, int(port)
 
 
 def _checked_address(address: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from isthmus.checkpoint import export_safetensors
 from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, resolve_model
 from isthmus.data import (
+    HeldOut,
     Manifest,
     TrainSpec,
     WindowStream,
@@ -108,18 +110,30 @@ class Texts:
     """What an island reads: its part of the training text, and the held-out sets for its scores."""
 
     def __init__(self, loaded: LoadedRun) -> None:
-        run, data = loaded.run, loaded.run.data
-        cache_dir = loaded.paths.root / loaded.island.data.cache
-        tokenizer_file = None if data.tokenizer == BYTE_TOKENS else loaded.paths.root / data.tokenizer
-        tokenizer = load_tokenizer(tokenizer_file)
-        sets = open_held_out(held_out_specs(data.evaluate, loaded.paths.root, data.evaluate_bytes), cache_dir)
-        spec = train_spec(loaded, tokenizer_file, cache_dir)
+        data, length = loaded.run.data, loaded.run.train.sequence_length
+        spec, sets = _sources(loaded)
+        tokenizer = load_tokenizer(spec.tokenizer)
         self.stream: WindowStream = open_train(spec)
         self.manifest: Manifest = describe(spec, sets)
-        length = run.train.sequence_length
         self.whole = Scorer(sets, tokenizer, sequence_length=length)
         quick_bytes = data.evaluate_bytes // QUICK_SHARE
         self.quick = Scorer(sets, tokenizer, sequence_length=length, max_bytes=quick_bytes)
+
+
+def prepare_texts(loaded: LoadedRun) -> Manifest:
+    """Put an island's texts in its cache, where it finds them ready; says what they are."""
+    spec, sets = _sources(loaded)
+    open_train(spec)
+    return describe(spec, sets)
+
+
+def _sources(loaded: LoadedRun) -> tuple[TrainSpec, Mapping[str, HeldOut]]:
+    """What an island trains on, and the opened sets that it is scored on."""
+    data, root = loaded.run.data, loaded.paths.root
+    cache_dir = root / loaded.island.data.cache
+    tokenizer = None if data.tokenizer == BYTE_TOKENS else root / data.tokenizer
+    sets = open_held_out(held_out_specs(data.evaluate, root, data.evaluate_bytes), cache_dir)
+    return train_spec(loaded, tokenizer, cache_dir), sets
 
 
 def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> TrainSpec:

@@ -18,7 +18,6 @@ from isthmus.roster import (
     newest,
     partners,
     sign_roster,
-    split_address,
     verify_roster,
 )
 
@@ -185,11 +184,6 @@ def test_names_slots_and_certificates_are_each_one_islands(islands: tuple[Member
 def test_a_member_that_could_not_be_reached_or_told_apart_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
         Member.model_validate({"name": "a", "slot": 0, "certificate": certificate("a"), key: value})
-
-
-def test_addresses_split_into_host_and_port() -> None:
-    assert split_address("example.net:47110") == ("example.net", 47110)
-    assert split_address("[::1]:0") == ("::1", 0)
 
 
 def test_a_roster_finds_its_islands() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isthmus.addresses import split_address
 from isthmus.config.island import IslandConfig
 from isthmus.config.load import read_key, read_roster, read_run
 from isthmus.config.paths import RunPaths
@@ -25,7 +26,7 @@ from isthmus.identity import (
     create_owner_key,
     load_owner_key,
 )
-from isthmus.roster import Roster, sign_roster, split_address
+from isthmus.roster import Roster, sign_roster
 
 Tables = Mapping[str, Mapping[str, Any]]
 """Values of a TOML file by table and key; what is absent has its default."""

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from isthmus.checkpoint import IslandLock
 from isthmus.config import RunPaths, load_run
-from isthmus.data import describe_manifest
+from isthmus.data import Manifest, describe_manifest
 from isthmus.demo import words
 from isthmus.demo.scene import DEFAULT_STEPS, NAME, RATE_MBIT, Scene, shaped_run, write_standard
 from isthmus.errors import ConfigError
 from isthmus.observe.report import write_report
 from isthmus.observe.summary import write_summary
-from isthmus.train import Texts
+from isthmus.train import prepare_texts
 from isthmus.units import format_count
 from isthmus.up import IslandProcesses, report_failures, watch
 
@@ -63,10 +63,10 @@ def _train_jointly(scene: Scene, console: Console) -> bool:
     with shaped_run(scene) as paths:
         if console.is_terminal:
             with console.status("reading the texts of this installation ..."):
-                texts = _read_texts(paths)
+                manifest = _prepare_texts(paths)
         else:
-            texts = _read_texts(paths)
-        _print(console, "\n".join([*describe_manifest(texts.manifest), ""]))
+            manifest = _prepare_texts(paths)
+        _print(console, "\n".join([*describe_manifest(manifest), ""]))
         processes = IslandProcesses(scene.out, paths.present())
         watch(scene.out, processes, console)
         return report_failures(processes, console)
@@ -81,9 +81,9 @@ def _train_in_one_place(scene: Scene, tokens: int, console: Console) -> bool:
     return report_failures(processes, console)
 
 
-def _read_texts(paths: RunPaths) -> Texts:
-    """Read every island's texts once, so that the islands find them ready."""
-    return [Texts(load_run(paths.root, island.root.name)) for island in paths.present()][-1]
+def _prepare_texts(paths: RunPaths) -> Manifest:
+    """Read every island's texts once, so that the islands find them ready; all have the same manifest."""
+    return [prepare_texts(load_run(paths.root, island.root.name)) for island in paths.present()][-1]
 
 
 def _summary(out: Path) -> dict[str, Any]:

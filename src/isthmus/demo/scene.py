@@ -31,8 +31,8 @@ FLIGHT_STEPS = 4
 CALM_SHARE = 0.1
 """A run of 50 rounds gains 0.2 % from a shorter calm end than the default (docs/log.md)."""
 
-DEFAULT_STEPS = 600
-"""Steps of the larger island, if both train as many tokens: 50 rounds of every fragment."""
+DEFAULT_STEPS = 528
+"""Steps of the larger island, if both train as many tokens: 44 rounds of every fragment."""
 
 RATE_MBIT = 4.0
 STANDARD_BATCH = 24

@@ -7,6 +7,7 @@ import ssl
 import sys
 import time
 
+from isthmus.addresses import split_address
 from isthmus.errors import IdentityError
 from isthmus.transport.meter import Meter, kernel_counts
 from isthmus.transport.tls import TlsContexts, encrypted_bytes
@@ -128,8 +129,8 @@ def dial(address: str, tls: TlsContexts, meter: Meter, deadline_s: float) -> tup
     """
     try:
         raw = socket.create_connection(split_address(address), timeout=_left_s(deadline_s))
-    except UnicodeError as error:
-        raise OSError("that is no host name") from error
+    except ValueError as error:
+        raise OSError(f"{address!r} is no host:port") from error
     connection = Connection(wrap(raw, tls.client), address, meter)
     return connection, connection.secure(tls, deadline_s)
 
@@ -147,18 +148,6 @@ def wrap(raw: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
     except (OSError, ValueError) as error:
         raw.close()
         raise OSError(str(error)) from error
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``.
-
-    Raises:
-        OSError: the port is no number.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise OSError(f"{address!r} is no host:port")
-    return host.strip("[]"), int(port)
 
 
 def shut_socket(sock: socket.socket) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from isthmus.addresses import join_address, split_address
 from isthmus.errors import IdentityError, LinkError, ProtocolError
 from isthmus.transport.bulk import BulkReceiver, BulkSender
-from isthmus.transport.connection import Connection, describe, shut_socket, split_address, wrap
+from isthmus.transport.connection import Connection, describe, shut_socket, wrap
 from isthmus.transport.control import ControlLoop
 from isthmus.transport.dialler import BULK_CONNECTIONS
 from isthmus.transport.hub import Hub
@@ -45,7 +46,7 @@ def listen(address: str) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, where = found[0]
         return socket.create_server(where[:2], family=family, backlog=MAX_STRANGERS)
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         raise LinkError(
             f"this island cannot listen on {address}",
             got=getattr(error, "strerror", None) or str(error),
@@ -56,7 +57,7 @@ def listen(address: str) -> socket.socket:
 def address_of(listener: socket.socket) -> str:
     """Where a socket listens, as ``host:port``."""
     host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 class Doorman:

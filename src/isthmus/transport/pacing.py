@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from isthmus.units import KIB
 
-SLICE_S = 0.02
+SLICE_S = 0.01
 MIN_SLICE_BYTES = 4 * KIB
 """Every slice pays for a TLS record of its own."""
 
@@ -17,7 +17,7 @@ MAX_SLICE_BYTES = 64 * KIB
 
 
 def slice_bytes(bytes_per_s: float) -> int:
-    """How many bytes to write at once so that 100 ms windows are smooth at ``bytes_per_s``: about 20 ms worth."""
+    """How many bytes to write at once so that 100 ms windows are smooth at ``bytes_per_s``: about 10 ms worth."""
     return int(min(max(bytes_per_s * SLICE_S, MIN_SLICE_BYTES), MAX_SLICE_BYTES))
 
 

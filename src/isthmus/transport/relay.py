@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
-from isthmus.transport.connection import split_address
+from isthmus.addresses import split_address
 from isthmus.transport.doorman import address_of, listen
 from isthmus.units import KIB, MIB
 

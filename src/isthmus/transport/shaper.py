@@ -10,8 +10,8 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import TextIO
 
+from isthmus.addresses import split_address
 from isthmus.errors import ConfigError
-from isthmus.transport.connection import split_address
 from isthmus.transport.relay import Shaper, ShaperOptions
 
 
@@ -82,7 +82,7 @@ def options_from(arguments: argparse.Namespace) -> ShaperOptions:
     """The options that ``add_arguments`` describes.
 
     Raises:
-        ConfigError: a number is negative.
+        ConfigError: a number is negative, or there is nowhere to forward to.
     """
     if arguments.rtt_ms < 0 or arguments.rate_mbit < 0:
         raise ConfigError(
@@ -90,6 +90,10 @@ def options_from(arguments: argparse.Namespace) -> ShaperOptions:
             got=f"--rtt-ms {arguments.rtt_ms:g} --rate-mbit {arguments.rate_mbit:g}",
             wanted="numbers that are not negative",
         )
+    try:
+        split_address(arguments.to)
+    except ValueError as error:
+        raise ConfigError("there is nowhere to forward to", got=f"--to {arguments.to}", mend=f"{error}.") from error
     return ShaperOptions(arguments.listen, arguments.to, arguments.rtt_ms / 1000, arguments.rate_mbit * 1e6 or None)
 
 
