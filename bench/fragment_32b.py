@@ -195,14 +195,15 @@ class End:
 
     def _arrive(self) -> None:
         order = Arrive(
-            peer=self.other,
+            peers=(self.other,),
             fragment=0,
             mine=self.mine,
-            theirs=self.theirs,
-            mine_first=self.slot == 0,
+            theirs=(self.theirs,),
+            place=self.slot,
             mode=Mode.CORRECT,
         )
-        self.reference = self.slow.arrive(order, self.payload, self.their_payload)
+        payloads = [self.payload, self.their_payload]
+        self.reference = self.slow.arrive(order, payloads if self.slot == 0 else payloads[::-1])
 
     def _await(self, *kinds: type[LinkEvent]) -> list[LinkEvent]:
         """Events until one of each kind has come."""

@@ -121,22 +121,23 @@ class LoneCore:
         match order:
             case Depart(fragment):
                 return Departed(fragment)
-            case Publish(header, answer):
-                return Published(header.coded(header.codec or "int4", 1), answer)
-            case Arrive(peer, fragment, mine, theirs):
-                return Arrived(peer, fragment, reference_of(f"{sorted((mine.publication, theirs.publication))}"))
+            case Publish(headers, answer):
+                return Published(tuple(header.coded(header.codec or "int4", 1) for header in headers), answer)
+            case Arrive(peers, fragment):
+                met = sorted(header.publication for header in order.headers)
+                return Arrived(peers, fragment, reference_of(f"{met}"))
             case _:
                 return None
 
 
 def published(orders: list[Order]) -> list[tuple[str, int]]:
     """Whom something was published to, and of which fragment."""
-    return [(order.header.receiver, order.header.fragment) for order in orders if isinstance(order, Publish)]
+    return [(header.receiver, header.fragment) for header in headers(orders)]
 
 
 def headers(orders: list[Order]) -> list[Header]:
     """The headers of what was published."""
-    return [order.header for order in orders if isinstance(order, Publish)]
+    return [header for order in orders if isinstance(order, Publish) for header in order.headers]
 
 
 def sent(orders: list[Order], kind: type[Message]) -> list[Message]:

@@ -1,7 +1,7 @@
 """Islands without tensors: the real core and payload store, with references that are hash chains.
 
-A reference is ``sha256(reference | low publication | high publication | weights)``. A publication's bytes start with
-the reference that it was coded against, so that applying it to another one, a fork, is seen at once.
+A reference is ``sha256(reference | publications in order of slots | weights)``. A publication's bytes start with the
+reference that it was coded against, so that applying it to another one, a fork, is seen at once.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def make_plans(num_islands: int, num_fragments: int = 1, **changes: object) -> d
 
 
 class Met(NamedTuple):
-    """One meeting as one end applied it; ids of the lower slot first."""
+    """One meeting as one end applied it; ids in order of slots."""
 
     before: bytes
-    pair: tuple[int, int]
+    publications: tuple[int, ...]
     after: bytes
 
 
@@ -204,8 +204,8 @@ class ToyIsland:
             case Depart(fragment):
                 self.departures.append(order)
                 return Departed(fragment)
-            case Publish(header, answer):
-                return self._publish(header, answer=answer)
+            case Publish():
+                return self._publish(order)
             case Resend(header):
                 self._carry(header)
             case Arrive():
@@ -219,15 +219,19 @@ class ToyIsland:
                 self.warnings.append(what)
         return None
 
-    def _publish(self, header: Header, *, answer: bool) -> Result:
-        if self.withholds(header):
-            return Withheld(header.receiver, header.fragment, "a value is not finite")
-        whole = header.coded(header.codec or "int4", 1)
-        against = self.reference(header.receiver, header.fragment)
-        assert against == header.reference, f"{self.name}: the core's reference is not the engine's: {header}"
-        self.payloads.put(whole, memoryview(against.ljust(32, b"\0") + f"{self.name} {header.publication}".encode()))
-        self._carry(whole)
-        return Published(whole, answer)
+    def _publish(self, order: Publish) -> Result:
+        first = order.headers[0]
+        if self.withholds(first):
+            return Withheld(first.receiver, first.fragment, "a value is not finite")
+        whole = tuple(header.coded(header.codec or "int4", 1) for header in order.headers)
+        for header in whole:
+            against = self.reference(header.receiver, header.fragment)
+            assert against == header.reference, f"{self.name}: the core's reference is not the engine's: {header}"
+        coded = first.reference.ljust(32, b"\0") + f"{self.name} {first.publication}".encode()
+        self.payloads.put(whole[0], memoryview(coded))
+        for header in whole:
+            self._carry(header)
+        return Published(whole, order.answer)
 
     def _carry(self, header: Header) -> None:
         signed = SignedHeader(header, b"", b"")
@@ -235,41 +239,37 @@ class ToyIsland:
         self.world.carry(self.name, header.receiver, PublicationReceived(self.name, signed, self.payloads.get(header)))
 
     def _arrive(self, order: Arrive) -> Result:
-        mine, theirs = (bytes(self.payloads.get(header)) for header in (order.mine, order.theirs))
-        if self.refuses_payload(order.theirs):
-            return ArrivalRefused(order.peer, order.fragment, "not finite")
-        before = self.reference(order.peer, order.fragment)
-        assert mine[:32] == theirs[:32] == before.ljust(32, b"\0"), f"FORK at {self.name}: {order}"
-        low, high = (mine, theirs) if order.mine_first else (theirs, mine)
+        for peer, header in zip(order.peers, order.theirs, strict=True):
+            if self.refuses_payload(header):
+                return ArrivalRefused(peer, order.fragment, "not finite")
+        said = [bytes(self.payloads.get(header)) for header in order.headers]
+        before = self.reference(order.peers[0], order.fragment)
+        assert all(each[:32] == before.ljust(32, b"\0") for each in said), f"FORK at {self.name}: {order}"
         weights = merge_weights(order)
-        for weight, header in zip(weights, self._by_slot(order), strict=True):
+        for weight, header in zip(weights, order.headers, strict=True):
             assert weight == 0.0 or header.codec != NO_PAYLOAD, (
                 f"an empty publication has weight at {self.name}: {order}"
             )
         assert order.mode is not Mode.CORRECT or order.mine.codec != NO_PAYLOAD, (
             f"corrects without a publication: {order}"
         )
-        digest = hashlib.sha256(before + (low if weights[0] else b"") + (high if weights[1] else b""))
+        digest = hashlib.sha256(before + b"".join(each for each, weight in zip(said, weights, strict=True) if weight))
         digest.update(repr(weights).encode())
-        self._enter(order, before, digest.digest())
-        self.held.references[order.peer, order.fragment] = digest.digest()
+        for peer, theirs in zip(order.peers, order.theirs, strict=True):
+            self._enter(order, peer, theirs, before, digest.digest())
         self.modes[order.mode] += 1
-        return Arrived(order.peer, order.fragment, digest.digest())
+        return Arrived(order.peers, order.fragment, digest.digest())
 
-    def _enter(self, order: Arrive, before: bytes, after: bytes) -> None:
-        edge = self.edge(order.peer, order.fragment)
-        for header in (order.mine, order.theirs):
+    def _enter(self, order: Arrive, peer: str, theirs: Header, before: bytes, after: bytes) -> None:
+        edge, fragment = self.edge(peer, order.fragment), order.fragment
+        for header in (order.mine, theirs):
             assert (header.epoch, header.version, header.reference) == (edge.epoch, edge.version, before), order
-        key = (order.peer, order.fragment, edge.epoch, edge.version)
+        key = (peer, fragment, edge.epoch, edge.version)
         assert key not in self.held.lineage, f"{self.name} applied {key} twice"
-        low, high = self._by_slot(order)
-        self.held.lineage[key] = Met(before, (low.publication, high.publication), after)
-        theirs, counted = order.theirs, self.held.counted.get((order.peer, order.fragment), 0)
+        self.held.lineage[key] = Met(before, tuple(header.publication for header in order.headers), after)
+        counted = self.held.counted.get((peer, fragment), 0)
         if not theirs.final and theirs.weight_tokens and not self.world.branched:
             since = theirs.tokens - theirs.weight_tokens
-            assert since >= counted, f"{self.name} counts tokens of {order.peer} twice: {since} < {counted}: {theirs}"
-        self.held.counted[order.peer, order.fragment] = max(counted, theirs.tokens)
-
-    @staticmethod
-    def _by_slot(order: Arrive) -> tuple[Header, Header]:
-        return (order.mine, order.theirs) if order.mine_first else (order.theirs, order.mine)
+            assert since >= counted, f"{self.name} counts tokens of {peer} twice: {since} < {counted}: {theirs}"
+        self.held.counted[peer, fragment] = max(counted, theirs.tokens)
+        self.held.references[peer, fragment] = after

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from isthmus.checkpoint import FaultPlan, FaultyStorage, MemoryStorage, Storage, load_latest
+from isthmus.checkpoint import FaultPlan, FaultyStorage, MemoryStorage, load_latest
 from isthmus.clock import VirtualClock
-from isthmus.lab import Resident, World
+from isthmus.lab import Resident, World, WorldEvent
 from isthmus.observe import records
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session import Effects, Engine, Plan, Training, cut_model
+from isthmus.session.memory import Rule
 from isthmus.transport import LinkQuality, MemoryLink, MemoryNetwork, MemorySettings
 from isthmus.transport.link import Link
 
@@ -83,6 +84,7 @@ class Settings:
     join_wait_s: float = 5.0
     finish_wait_s: float = 30.0
     own_window_steps: dict[str, int] = field(default_factory=dict)
+    rule: Rule = "pair"
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Inhabitant:
 
     name: str
     slot: int
-    storage: Storage
+    storage: MemoryStorage
     records: list[records.Record]
     resident: Resident
     model: Toy
@@ -130,6 +132,7 @@ class SmallWorld:
         step_s: dict[str, float] | None = None,
         toy: Callable[[str], Toy] = lambda name: Toy(),
         link: Callable[[MemoryLink], Link] = lambda link: link,
+        events: Sequence[WorldEvent] = (),
     ) -> None:
         self.names, self.settings = tuple(names), settings or Settings()
         self._step_s, self._toy, self._link = step_s or {}, toy, link
@@ -141,8 +144,10 @@ class SmallWorld:
             run=RUN,
             settings=MemorySettings(quality=quality or LinkQuality(delay_s=0.01), detection_s=2.0),
         )
-        self.world = World(self.clock, self.network)
+        self.world = World(self.clock, self.network, events)
         self.islands = {name: self._inhabitant(name, slot) for slot, name in enumerate(self.names)}
+        for island in self.islands.values():
+            self.world.add(island.resident)
 
     def __getitem__(self, name: str) -> Inhabitant:
         return self.islands[name]
@@ -161,7 +166,7 @@ class SmallWorld:
 
     def kill(self, *names: str) -> None:
         for name in names:
-            self.world.kill(name)
+            self.world.crash(name)
 
     def pass_s(self, seconds: float) -> None:
         """Let virtual seconds pass."""
@@ -171,17 +176,33 @@ class SmallWorld:
         """Lose an island's disk."""
         self.islands[name].storage = MemoryStorage()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The world with all disks; records and losses are not part of it."""
+        storages = {name: island.storage.state_dict() for name, island in self.islands.items()}
+        return {"world": self.world.state_dict(), "storages": storages}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, island in self.islands.items():
+            island.storage.load_state_dict(state["storages"][name])
+        self.world.load_state_dict(state["world"], [island.resident for island in self.islands.values()])
+
     def _inhabitant(self, name: str, slot: int) -> Inhabitant:
         def make(link: MemoryLink, incarnation: int) -> Engine:
-            return self._engine(self.islands[name], link, incarnation)
+            found = load_latest(self.islands[name].storage)
+            return thaw(link, incarnation, found and found[0])
+
+        def thaw(link: MemoryLink, incarnation: int, state: Mapping[str, Any] | None) -> Engine:
+            return self._engine(self.islands[name], link, incarnation, state)
 
         def train() -> tuple[int, int]:
             return self._train(self.islands[name])
 
-        resident = Resident(name=name, make=make, train=train, step_s=self._step_s.get(name, 1.0))
+        resident = Resident(name=name, make=make, thaw=thaw, train=train, step_s=self._step_s.get(name, 1.0))
         return Inhabitant(name, slot, MemoryStorage(), [], resident, self._toy(name))
 
-    def _engine(self, island: Inhabitant, link: MemoryLink, incarnation: int) -> Engine:
+    def _engine(
+        self, island: Inhabitant, link: MemoryLink, incarnation: int, state: Mapping[str, Any] | None
+    ) -> Engine:
         settings = self.settings
         island.model, self_data = self._toy(island.name), Batches(island.slot)
         optimizer = torch.optim.AdamW(island.model.parameters(), lr=0.02)
@@ -203,6 +224,7 @@ class SmallWorld:
             save_every_steps=settings.save_every_steps,
             join_wait_s=settings.join_wait_s,
             finish_wait_s=settings.finish_wait_s,
+            rule=settings.rule,
         )
         effects = Effects(
             link=self._link(link),
@@ -212,11 +234,8 @@ class SmallWorld:
             codec=settings.codec,
             layout_lines=cut.layout_lines,
         )
-        found = load_latest(island.storage)
         island.train = (island.model, optimizer, self_data)
-        return Engine(
-            plan, cut.slow, Training(island.model, optimizer, self_data), effects, incarnation, found and found[0]
-        )
+        return Engine(plan, cut.slow, Training(island.model, optimizer, self_data), effects, incarnation, state)
 
     def _train(self, island: Inhabitant) -> tuple[int, int]:
         model, optimizer, data = island.train

@@ -45,6 +45,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
         tokens_met: T of this end at its last completed meeting.
         peer_tokens_met: T of the other end there.
         met: Order number of the last completed meeting; the smallest is the least recently met.
+        early: Whether a publication of the next version was dropped because this meeting was not over; mesh rule only.
     """
 
     epoch: int = 0
@@ -59,6 +60,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     tokens_met: int = 0
     peer_tokens_met: int = 0
     met: int = 0
+    early: bool = False
 
     def change(self, **fields: object) -> Edge:
         """The same edge with some fields replaced."""
@@ -156,6 +158,7 @@ def on_arrived(edge: Edge, reference: bytes, *, order: int) -> Edge:
         mine=None,
         theirs=None,
         met=order,
+        early=False,
     )
 
 

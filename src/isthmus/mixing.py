@@ -1,7 +1,7 @@
-"""The pair rule in tensors: departures, merges, arrivals; and the mesh rule that it is compared with.
+"""The pair rule in tensors: departures, merges, arrivals; and the mesh rule, whose meetings are of all islands.
 
 Slow weights a, fast weights θ, velocity m, reference c; all tensors of one call have one shape, device and
-type, fp32 in a run. Functions that return nothing work in place. Both ends of an edge must compute
+type, fp32 in a run. Functions that return nothing work in place. All ends of a meeting must compute
 ``merge_reference`` to the same bits, whatever their hardware: hence eager, separate multiplications and
 additions, never a fused one.
 """
@@ -9,6 +9,7 @@ additions, never a fused one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -51,41 +52,37 @@ def published(reference: Tensor | None, decoded: Tensor) -> Tensor:
     return decoded.clone() if reference is None else reference + decoded
 
 
-def low_counts(*, low_complete: bool, high_complete: bool, low_tokens: int, high_tokens: int) -> bool:
-    """Whose weight is 1 where neither end has trained since they met: True for the lower slot.
+def counts_alone(complete: Sequence[bool], run_tokens: Sequence[int]) -> int:
+    """Whose weight is 1 where no end has trained since they met: its place in the order of slots.
 
-    The complete end's; where that does not tell, that of the end that has seen more run tokens; else the
-    lower slot's.
+    A complete end's; of several that of the end that has seen the most run tokens; then the lowest slot's.
     """
-    if low_complete != high_complete:
-        return low_complete
-    return low_tokens >= high_tokens
+    return max(range(len(complete)), key=lambda place: (complete[place], run_tokens[place]))
 
 
-def merge_weights(low_tokens: int, high_tokens: int, *, low_counts_if_none: bool) -> tuple[float, float]:
-    """Weights of a meeting's two ends, the lower slot's first, by the tokens each trained since they met.
+def merge_weights(tokens: Sequence[int], *, counts_if_none: int) -> tuple[float, ...]:
+    """Weights of a meeting's ends in order of slots, by the tokens each trained since they met.
 
-    Both are fp32 numbers and sum to exactly 1, so that the weighted corrections cancel: w_low is fp32(d_low /
-    (d_low + d_high)) rounded once more to a multiple of 2^-24, where its complement is exact too.
+    All are multiples of 2^-24, exact in fp32, and sum to exactly 1, so that the weighted corrections cancel: each is
+    what an end adds to the share of the ends up to its slot, rounded to that grid. Of two ends the lower one's is
+    fp32(d_low / (d_low + d_high)), rounded once more.
+
+    Raises:
+        ProtocolError: A number of tokens is negative.
     """
-    if low_tokens < 0 or high_tokens < 0:
-        raise ProtocolError("tokens of a meeting are negative", got=(low_tokens, high_tokens), wanted="0 or more")
-    if low_tokens == 0 and high_tokens == 0:
-        return (1.0, 0.0) if low_counts_if_none else (0.0, 1.0)
+    if min(tokens) < 0:
+        raise ProtocolError("tokens of a meeting are negative", got=tuple(tokens), wanted="0 or more")
+    total = sum(tokens)
+    if total == 0:
+        return tuple(float(place == counts_if_none) for place in range(len(tokens)))
     one = np.float32(1.0)
-    high_weight = one - np.float32(low_tokens / (low_tokens + high_tokens))
-    return float(one - high_weight), float(high_weight)
+    upto = [float(one - (one - np.float32(part / total))) for part in accumulate(tokens)]
+    return tuple(share - before for before, share in pairwise((0.0, *upto)))
 
 
 @torch.no_grad()
-def merge_reference(
-    reference: Tensor | None,
-    decoded_low: Tensor | None,
-    decoded_high: Tensor | None,
-    low_weight: float,
-    high_weight: float,
-) -> Tensor:
-    """The edge's next reference, c' = c + (w_low·decode(q_low) + w_high·decode(q_high)), in a new tensor.
+def merge_reference(reference: Tensor | None, decoded: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
+    """The next reference, c' = c + Σ w_i·decode(q_i) in order of slots, in a new tensor.
 
     A term of weight 0 is skipped and may be None (a publication without payload); no reference means c = 0.
     The bits are those of numpy's fp32.
@@ -94,15 +91,15 @@ def merge_reference(
         ProtocolError: A term with weight is missing.
     """
     merged: Tensor | None = None
-    for decoded, weight in ((decoded_low, low_weight), (decoded_high, high_weight)):
+    for values, weight in zip(decoded, weights, strict=True):
         if weight == 0.0:
             continue
-        if decoded is None:
+        if values is None:
             raise ProtocolError("a publication without payload has weight", got=weight, wanted=0)
-        term = decoded * weight
+        term = values * weight
         merged = term if merged is None else merged.add_(term)
     if merged is None:
-        raise ProtocolError("neither publication of a meeting has weight")
+        raise ProtocolError("no publication of a meeting has weight")
     return merged if reference is None else merged.add_(reference)
 
 

@@ -129,7 +129,7 @@ class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="good
 Message = Hello | Pulse | Layout | Goodbye
 
 
-class PeerUp(msgspec.Struct, frozen=True):
+class PeerUp(msgspec.Struct, frozen=True, tag="up"):
     """A peer can be reached: authenticated, same run, same protocol."""
 
     peer: str
@@ -137,21 +137,21 @@ class PeerUp(msgspec.Struct, frozen=True):
     rtt_s: float = 0.0
 
 
-class PeerDown(msgspec.Struct, frozen=True):
+class PeerDown(msgspec.Struct, frozen=True, tag="down"):
     """A peer can no longer be reached, or was refused; ``reason`` is for people."""
 
     peer: str
     reason: str
 
 
-class MessageReceived(msgspec.Struct, frozen=True):
+class MessageReceived(msgspec.Struct, frozen=True, tag="message"):
     """A small message from a peer."""
 
     peer: str
     message: Message
 
 
-class PublicationReceived(msgspec.Struct, frozen=True):
+class PublicationReceived(msgspec.Struct, frozen=True, tag="publication"):
     """A whole publication whose chunk hashes, root and signature were verified against ``peer``'s identity.
 
     ``payload`` is read-only; ``wire_bytes`` counts what crossed the link for it, compression included.
@@ -163,7 +163,7 @@ class PublicationReceived(msgspec.Struct, frozen=True):
     wire_bytes: int = 0
 
 
-class PublicationSent(msgspec.Struct, frozen=True):
+class PublicationSent(msgspec.Struct, frozen=True, tag="sent"):
     """The last byte of a publication was handed to the network; ``signed`` is what the peer will hold."""
 
     peer: str
@@ -172,7 +172,7 @@ class PublicationSent(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class LinkSample(msgspec.Struct, frozen=True):
+class LinkSample(msgspec.Struct, frozen=True, tag="sample"):
     """Bytes that crossed the link (all framing and encryption counted) in one window of ``window_s``."""
 
     at_s: float
@@ -181,7 +181,7 @@ class LinkSample(msgspec.Struct, frozen=True):
     received_bytes: int
 
 
-class LinkAlarm(msgspec.Struct, frozen=True):
+class LinkAlarm(msgspec.Struct, frozen=True, tag="alarm"):
     """Something the link refused or survived: a wrong key, garbage, a bad chunk. ``peer`` may be unknown."""
 
     peer: str | None

@@ -31,6 +31,7 @@ DECISIONS = (
     "isthmus.session.core",
     "isthmus.session.company",
     "isthmus.session.trade",
+    "isthmus.session.mesh",
     "isthmus.session.memory",
     "isthmus.session.orders",
 )

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from isthmus.clock import VirtualClock
-from isthmus.errors import IdentityError, LinkError
+from isthmus.errors import CheckpointError, IdentityError, LinkError
 from isthmus.identity import create_identity
 from isthmus.terms import (
     Goodbye,
@@ -41,6 +41,8 @@ HEADER = Header(
     codec="int4",
     num_bytes=10_000,
 )
+
+EVENTS = msgspec.msgpack.Decoder(LinkEvent)
 
 
 def pair(quality: LinkQuality, seed: int = 0, **more: object) -> tuple[MemoryNetwork, MemoryLink, MemoryLink]:
@@ -141,6 +143,63 @@ def test_a_short_cut_only_holds_things_up():
     run_until(network, 10.0)
     assert [type(event) for event in b.poll()] == [MessageReceived, LinkSample]
     assert not of(a.poll(), PeerDown)
+
+
+def test_every_cut_is_noticed_after_a_detection_delay_of_its_own():
+    network, a, _ = pair(LinkQuality(delay_s=0.01))
+    network.partition("a", "b")
+    run_until(network, 2.0)
+    network.heal("a", "b")
+    run_until(network, 2.5)
+    network.partition("a", "b")
+    run_until(network, 3.0)
+    network.partition("a", "b")
+    run_until(network, 4.4)
+    assert not a.poll()
+    run_until(network, 4.6)
+    assert [type(event) for event in a.poll()] == [PeerDown]
+
+
+def busy() -> MemoryNetwork:
+    """A network with all sorts of things under way, and one link closing."""
+    quality = LinkQuality(delay_s=0.3, rate_bits_per_s=1e6, loss=0.1, duplication=0.3, reordering=0.3)
+    network, a, b = pair(quality, seed=5)
+    for index in range(20):
+        a.send("b", Goodbye(str(index)))
+        a.publish("b", msgspec.structs.replace(HEADER, publication=index), memoryview(bytes(10_000)), spread_s=0.0)
+    network.partition("a", "b")
+    run_until(network, 2.0)
+    network.heal("a", "b")
+    network.partition("a", "b")
+    b.send("a", Goodbye("held"))
+    run_until(network, 2.4)
+    network.heal("a", "b")
+    a.close(timeout_s=1.0)
+    return network
+
+
+def heard(network: MemoryNetwork) -> list[bytes]:
+    """All that both ends hear from now on."""
+    links, events = (network.link("a"), network.link("b")), []
+    for tenth in range(25, 80):
+        run_until(network, tenth / 10)
+        events += [event for link in links for event in link.poll()]
+    return [msgspec.msgpack.encode(event) for event in events]
+
+
+def test_a_frozen_network_goes_on_as_if_it_had_never_stopped():
+    network = busy()
+    again = MemoryNetwork(VirtualClock(2.4), islands="ab", run="r", settings=MemorySettings(detection_s=2.0))
+    again.thaw(network.freeze())
+    assert again.freeze() == network.freeze()
+    ahead = heard(network)
+    assert heard(again) == ahead
+    assert {type(event) for event in map(EVENTS.decode, ahead)} >= {PublicationReceived, PublicationSent, PeerDown}
+
+
+def test_a_network_of_other_islands_is_refused():
+    with pytest.raises(CheckpointError, match="other islands"):
+        MemoryNetwork(VirtualClock(), islands=("a", "c"), run="r").thaw(busy().freeze())
 
 
 def test_what_was_in_flight_when_a_session_ended_is_lost():

@@ -1,4 +1,4 @@
-"""The edge table under random schedules of loss, repetition, reordering, cuts and restarts.
+"""The edge table, by both rules, under random schedules of loss, repetition, reordering, cuts and restarts.
 
 A failing seed is named in the failure; ``ISTHMUS_SEED=n pytest tests/property/test_edge_table.py -k one_schedule``
 runs it alone and shows what happened when.
@@ -6,6 +6,7 @@ runs it alone and shows what happened when.
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from random import Random
@@ -13,11 +14,13 @@ from random import Random
 import pytest
 
 from isthmus.roster import partners
+from isthmus.session.memory import Rule
 from isthmus.terms import Phase
 from toy_islands import ToyIsland, make_plans, reference_of
 from toy_world import Faults, World
 
 NUM_SCHEDULES = int(os.environ.get("SOAK_SCHEDULES", "2000"))
+NUM_MESH_SCHEDULES = NUM_SCHEDULES // 4
 NUM_BLOCKS = 20
 CHAOS_S = 30.0
 HEAL_S = 240.0
@@ -29,12 +32,14 @@ MAX_HELLOS_PER_S = 4.0
 class Schedule:
     """One random schedule: chaos, then peace, then the questions."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = Random(seed)
-        num_islands, num_fragments = rng.choice((2, 2, 3)), rng.randint(1, 3)
+    def __init__(self, seed: int, rule: Rule) -> None:
+        self.rng, self.rule = Random(seed), rule
+        rng = self.rng
+        num_islands, num_fragments = rng.choice((2, 2, 3) if rule == "pair" else (2, 3, 4)), rng.randint(1, 3)
         plans = make_plans(
             num_islands,
             num_fragments,
+            rule=rule,
             window_steps=rng.randint(max(2, num_fragments), 4),
             flight_steps=rng.randint(0, 2),
             save_every_steps=rng.randint(2, 8),
@@ -145,6 +150,8 @@ class Schedule:
         assert rate <= MAX_HELLOS_PER_S * len(wanted), f"a storm of {rate:.1f} HELLOs a second"
 
     def _should_meet(self, name: str, peer: str) -> bool:
+        if self.rule == "mesh":
+            return True
         plan = self.world[name].plan
         slots = (plan.slot, *plan.peers.values())
         return any(partner.slot == plan.peers[peer] for partner in partners(plan.slot, slots))
@@ -182,28 +189,28 @@ class Schedule:
                 )
 
     def _ends(self) -> None:
-        """Every island ends; two islands end with the same references, and neither provisionally."""
+        """Every island ends; two islands, or all of a mesh, with the same references, and none provisionally."""
         world = self.world
         for island in world.islands.values():
             world.at(self.rng.uniform(0.0, 10.0), island.finish)
         done = world.run(END_S, lambda: all(island.core.phase is Phase.DONE for island in world.islands.values()))
         assert done, f"not all end: { {name: island.core.phase.value for name, island in world.islands.items()} }"
-        if len(world.islands) == 2:
-            one, other = world.islands.values()
-            assert not one.core.provisional and not other.core.provisional, self._edges()
-            references = [edge.reference for edge in one.memory.edges[other.name]]
-            assert references == [edge.reference for edge in other.memory.edges[one.name]], self._edges()
+        if len(world.islands) == 2 or self.rule == "mesh":
+            assert not any(island.core.provisional for island in world.islands.values()), self._edges()
+            for one, other in itertools.combinations(world.islands.values(), 2):
+                references = [edge.reference for edge in one.memory.edges[other.name]]
+                assert references == [edge.reference for edge in other.memory.edges[one.name]], self._edges()
 
 
-def replay(seed: int) -> None:
+def replay(seed: int, rule: Rule) -> None:
     """Run one schedule; a failure tells the seed and what happened when."""
-    one = Schedule(seed)
+    one = Schedule(seed, rule)
     try:
         one.run()
     except Exception as error:
         trace = "\n".join(one.world.trace)
         raise AssertionError(
-            f"schedule {seed} fails; replay it with ISTHMUS_SEED={seed}: {error!r}\n{trace}"
+            f"{rule} schedule {seed} fails; replay it with ISTHMUS_SEED={seed}: {error!r}\n{trace}"
         ) from error
 
 
@@ -211,13 +218,21 @@ def replay(seed: int) -> None:
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
 def test_all_schedules_reconverge_without_fork_or_repetition(block):
     for seed in range(block, NUM_SCHEDULES, NUM_BLOCKS):
-        replay(seed)
+        replay(seed, "pair")
 
 
-def test_one_schedule_replays_alike():
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
+def test_all_schedules_of_a_mesh_reconverge_without_fork_or_repetition(block):
+    for seed in range(block, NUM_MESH_SCHEDULES, NUM_BLOCKS):
+        replay(seed, "mesh")
+
+
+@pytest.mark.parametrize("rule", ["pair", "mesh"])
+def test_one_schedule_replays_alike(rule):
     seed = int(os.environ.get("ISTHMUS_SEED", "0"))
-    replay(seed)
-    first, second = Schedule(seed), Schedule(seed)
+    replay(seed, rule)
+    first, second = Schedule(seed, rule), Schedule(seed, rule)
     first.run()
     second.run()
     assert first.world.trace == second.world.trace

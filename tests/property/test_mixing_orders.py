@@ -49,7 +49,7 @@ class End:
 class Pair:
     """Two ends whose publications arrive whenever the test says so."""
 
-    def __init__(self, dtype: torch.dtype, codec: str, weights: tuple[float, float], seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, codec: str, weights: tuple[float, ...], seed: int) -> None:
         self.codec, self.weights = codec, weights
         self.random = torch.Generator().manual_seed(seed)
         self.start = self.noise(dtype)
@@ -79,7 +79,7 @@ class Pair:
         if version != end.version or version not in end.said or version not in other.said:
             return
         low, high = (e.decoded[version] for e in self.ends)
-        merged = merge_reference(end.reference, low, high, *self.weights)
+        merged = merge_reference(end.reference, (low, high), self.weights)
         arrive(end.slow, end.fast, published=end.said[version], merged=merged)
         end.corrections[version] = merged.double() - end.said[version].double()
         end.reference = merged
@@ -117,7 +117,7 @@ def test_corrections_cancel_and_the_mean_is_what_the_departures_say(
     tokens: tuple[int, int],
     seed: int,
 ) -> None:
-    pair = Pair(dtype, codec, merge_weights(*tokens, low_counts_if_none=True), seed)
+    pair = Pair(dtype, codec, merge_weights(tokens, counts_if_none=0), seed)
     for event in events:
         pair.perform(event)
     pair.settle()
@@ -153,7 +153,7 @@ def test_every_order_of_arrivals_gives_the_same_sum(order: list[int], seed: int)
 
 
 def streaming_diloco(
-    start: torch.Tensor, inner: Callable[[int, torch.Tensor], torch.Tensor], weights: tuple[float, float], rounds: int
+    start: torch.Tensor, inner: Callable[[int, torch.Tensor], torch.Tensor], weights: tuple[float, ...], rounds: int
 ) -> list[torch.Tensor]:
     anchor, velocity, history = start.clone(), torch.zeros_like(start), []
     for _ in range(rounds):
@@ -166,7 +166,7 @@ def streaming_diloco(
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("tokens", [(1, 1), (3, 1), (2, 5)])
 def test_two_islands_that_meet_at_once_are_streaming_diloco(tokens: tuple[int, int], dtype: torch.dtype) -> None:
-    weights = merge_weights(*tokens, low_counts_if_none=True)
+    weights = merge_weights(tokens, counts_if_none=0)
     pair = Pair(dtype, "fp32", weights, seed=0)
     targets = [pair.noise(dtype) for _ in range(2)]
 

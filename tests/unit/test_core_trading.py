@@ -301,7 +301,7 @@ def test_other_meetings_with_a_poisoner_that_were_due_at_once_are_still_counted(
     core.start()
     core.step(2)
     core.feed(core.publication_of("birch", 7, fragment=0), core.publication_of("birch", 8, fragment=1))
-    core.feed(ArrivalRefused("birch", 0, "not finite"), Arrived("birch", 1, b"reference"))
+    core.feed(ArrivalRefused("birch", 0, "not finite"), Arrived(("birch",), 1, b"reference"))
     assert core.edge("birch", 0).theirs is None
     assert core.edge("birch", 1).version == 1 and not core.edge("birch", 1).open
 

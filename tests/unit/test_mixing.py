@@ -13,10 +13,10 @@ from isthmus.mixing import (
     adopt,
     arrive,
     assign,
+    counts_alone,
     depart,
     depart_buffer,
     difference,
-    low_counts,
     merge_reference,
     merge_weights,
     mesh_round,
@@ -104,55 +104,65 @@ def test_a_publication_says_the_reference_and_what_was_decoded() -> None:
     assert torch.equal(published(normal(0), normal(1)), normal(0) + normal(1))
 
 
-@pytest.mark.parametrize("tokens", [(1, 2), (2, 1), (3, 7), (1, 1), (10**12, 7), (7, 10**15), (123_456, 654_321)])
-def test_weights_are_fp32_shares_of_tokens_and_sum_to_one(tokens: tuple[int, int]) -> None:
-    low, high = merge_weights(*tokens, low_counts_if_none=True)
-    assert low + high == 1.0
-    assert float(np.float32(low)) == low
-    assert float(np.float32(high)) == high
+TOKENS = [(1, 2), (2, 1), (3, 7), (1, 1), (10**12, 7), (7, 10**15), (123_456, 654_321)]
+OF_MANY = [(1, 1, 1), (3, 0, 7), (1, 10**15, 2), (5,) * 8, tuple(range(64)), (0, 0, 9, 0, 1)]
+
+
+@pytest.mark.parametrize("tokens", TOKENS + OF_MANY)
+def test_weights_are_fp32_shares_of_tokens_and_sum_to_one(tokens: tuple[int, ...]) -> None:
+    weights = merge_weights(tokens, counts_if_none=0)
+    assert sum(weights) == 1.0
+    for weight, own in zip(weights, tokens, strict=True):
+        assert float(np.float32(weight)) == weight
+        assert abs(weight - own / sum(tokens)) <= 2.0**-23
+        assert weight == 0.0 or own > 0
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_of_two_ends_the_higher_one_has_what_the_lower_ones_fp32_share_leaves(tokens: tuple[int, int]) -> None:
+    high = np.float32(1.0) - np.float32(tokens[0] / sum(tokens))
+    low = float(np.float32(1.0) - high)
+    assert merge_weights(tokens, counts_if_none=0) == (low, float(high))
     assert abs(low - tokens[0] / sum(tokens)) <= 2.0**-24
 
 
 def test_an_end_that_did_not_train_has_no_weight() -> None:
-    assert merge_weights(0, 5, low_counts_if_none=True) == (0.0, 1.0)
-    assert merge_weights(5, 0, low_counts_if_none=False) == (1.0, 0.0)
-    assert merge_weights(0, 0, low_counts_if_none=True) == (1.0, 0.0)
-    assert merge_weights(0, 0, low_counts_if_none=False) == (0.0, 1.0)
+    assert merge_weights((0, 5), counts_if_none=0) == (0.0, 1.0)
+    assert merge_weights((5, 0), counts_if_none=1) == (1.0, 0.0)
+    assert merge_weights((0, 0), counts_if_none=0) == (1.0, 0.0)
+    assert merge_weights((0, 0), counts_if_none=1) == (0.0, 1.0)
+    assert merge_weights((0, 0, 0), counts_if_none=1) == (0.0, 1.0, 0.0)
 
 
 def test_negative_tokens_are_refused() -> None:
     with pytest.raises(ProtocolError, match="negative"):
-        merge_weights(-1, 5, low_counts_if_none=True)
+        merge_weights((5, -1), counts_if_none=0)
 
 
 @pytest.mark.parametrize(
-    ("low_complete", "high_complete", "low_tokens", "high_tokens", "low"),
+    ("complete", "run_tokens", "place"),
     [
-        (True, False, 0, 9, True),
-        (False, True, 9, 0, False),
-        (True, True, 1, 2, False),
-        (True, True, 2, 1, True),
-        (False, False, 1, 2, False),
-        (True, True, 2, 2, True),
+        ((True, False), (0, 9), 0),
+        ((False, True), (9, 0), 1),
+        ((True, True), (1, 2), 1),
+        ((True, True), (2, 1), 0),
+        ((False, False), (1, 2), 1),
+        ((True, True), (2, 2), 0),
+        ((False, True, True, True), (9, 3, 5, 5), 2),
     ],
 )
-def test_the_complete_then_the_experienced_then_the_lower_end_counts(
-    low_complete: bool, high_complete: bool, low_tokens: int, high_tokens: int, low: bool
+def test_a_complete_then_the_most_experienced_then_the_lowest_end_counts(
+    complete: tuple[bool, ...], run_tokens: tuple[int, ...], place: int
 ) -> None:
-    assert low is low_counts(
-        low_complete=low_complete,
-        high_complete=high_complete,
-        low_tokens=low_tokens,
-        high_tokens=high_tokens,
-    )
+    assert counts_alone(complete, run_tokens) == place
 
 
 @pytest.mark.parametrize("tokens", [(1, 2), (3, 1), (17, 10**9), (1, 0)])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20])
 def test_merging_equals_numpy_bit_for_bit(tokens: tuple[int, int], scale: float) -> None:
     c, low, high = (normal(seed, 1_000_000) * scale for seed in range(3))
-    w_low, w_high = merge_weights(*tokens, low_counts_if_none=True)
-    merged = merge_reference(c, low, high, w_low, w_high)
+    w_low, w_high = merge_weights(tokens, counts_if_none=0)
+    merged = merge_reference(c, (low, high), (w_low, w_high))
     terms = low.numpy() * np.float32(w_low)
     if w_high:
         terms = terms + high.numpy() * np.float32(w_high)
@@ -167,26 +177,34 @@ def test_merging_decoded_int4_equals_numpy_bit_for_bit() -> None:
         codec.encode(normal(seed, 50, 300), data)
         decoded.append(codec.decode(data, 300))
     low, high = decoded
-    merged = merge_reference(None, low, high, 0.3125, 0.6875)
+    merged = merge_reference(None, decoded, (0.3125, 0.6875))
     expected = low.numpy() * np.float32(0.3125) + high.numpy() * np.float32(0.6875)
     assert merged.numpy().tobytes() == expected.tobytes()
 
 
+def test_merging_many_adds_them_in_order_of_slots_bit_for_bit() -> None:
+    c, *said = (normal(seed) for seed in range(6))
+    weights = merge_weights((3, 1, 0, 4, 1), counts_if_none=0)
+    terms = [values.numpy() * np.float32(weight) for values, weight in zip(said, weights, strict=True) if weight]
+    expected = c.numpy() + (((terms[0] + terms[1]) + terms[2]) + terms[3])
+    assert merge_reference(c, said, weights).numpy().tobytes() == expected.tobytes()
+
+
 def test_merging_leaves_its_inputs_alone() -> None:
     c, low, high = normal(0), normal(1), normal(2)
-    merge_reference(c, low, high, 0.25, 0.75)
-    merge_reference(None, low, None, 1.0, 0.0)
+    merge_reference(c, (low, high), (0.25, 0.75))
+    merge_reference(None, (low, None), (1.0, 0.0))
     assert torch.equal(c, normal(0))
     assert torch.equal(low, normal(1))
     assert torch.equal(high, normal(2))
 
 
 def test_a_missing_publication_may_have_no_weight_only() -> None:
-    assert torch.equal(merge_reference(None, None, normal(1), 0.0, 1.0), normal(1))
+    assert torch.equal(merge_reference(None, (None, normal(1)), (0.0, 1.0)), normal(1))
     with pytest.raises(ProtocolError, match="without payload"):
-        merge_reference(None, None, normal(1), 0.5, 0.5)
-    with pytest.raises(ProtocolError, match="neither"):
-        merge_reference(None, normal(0), normal(1), 0.0, 0.0)
+        merge_reference(None, (None, normal(1)), (0.5, 0.5))
+    with pytest.raises(ProtocolError, match="no publication"):
+        merge_reference(None, (normal(0), normal(1)), (0.0, 0.0))
 
 
 def test_a_mesh_round_is_one_nesterov_step_on_the_mean() -> None:

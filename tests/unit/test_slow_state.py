@@ -52,8 +52,8 @@ def trade_with_copy(slow: SlowState, fragment: int, codec: str = "fp32", mode: M
     theirs = bytearray(slow.payload_bytes(fragment, "fp32"))
     numbers = torch.frombuffer(theirs, dtype=torch.float32)
     numbers += 1.0
-    order = Arrive("b", fragment, header(fragment, codec, len(mine)), header(fragment, "fp32", len(theirs)), True, mode)
-    slow.arrive(order, memoryview(mine), memoryview(theirs))
+    own, other = header(fragment, codec, len(mine)), header(fragment, "fp32", len(theirs))
+    slow.arrive(Arrive(("b",), fragment, own, (other,), 0, mode), [memoryview(mine), memoryview(theirs)])
 
 
 def header(fragment: int, codec: str, num_bytes: int, **changes: object) -> Header:
@@ -322,3 +322,80 @@ def test_adoption_takes_the_merged_weights_whole_and_forgets_the_velocity():
         assert torch.equal(model.state_dict()[entry.name], reference[entry.name])
     velocity = slow.state_dict()["velocity"]
     assert not any(velocity[entry.name].any() for entry in slow.fragments[0].entries if entry.name in velocity)
+
+
+# -- meetings of all ---------------------------------------------------------------------------------------------------
+
+
+def meet_all(slows: list[SlowState], fragment: int, codecs: list[str], tokens: list[int]) -> list[bytes]:
+    """Islands a, b, c, ... publish to each other and apply the meeting; one with no codec adopts it."""
+    names, payloads, headers = "abcd"[: len(slows)], [], []
+    for place, (slow, codec, own) in enumerate(zip(slows, codecs, tokens, strict=True)):
+        payloads.append(memoryview(bytearray(slow.payload_bytes(fragment, codec))))
+        if codec != NO_CODEC:
+            slow.encode("ba"[place == 1], fragment, codec, payloads[-1])
+        headers.append(header(fragment, codec, payloads[-1].nbytes, sender=names[place], tokens=own, weight_tokens=own))
+    hashes = []
+    for place, slow in enumerate(slows):
+        mode = Mode.ADOPT if codecs[place] == NO_CODEC else Mode.CORRECT
+        peers = tuple(name for name in names if name != names[place])
+        theirs = tuple(other for other in headers if other is not headers[place])
+        hashes.append(slow.arrive(Arrive(peers, fragment, headers[place], theirs, place, mode), payloads))
+    return hashes
+
+
+def three(codecs: list[str]) -> tuple[list[nn.Module], list[SlowState]]:
+    """Three islands that have departed from different places."""
+    models = [Net() for _ in codecs]
+    slows = [slow_of(model, peers=tuple({*"abc"} - {name})) for model, name in zip(models, "abc", strict=True)]
+    for index, (model, slow) in enumerate(zip(models, slows, strict=True)):
+        torch.manual_seed(index)
+        with torch.no_grad():
+            for tensor in slow.slow_weights():
+                model.state_dict()[tensor].add_(torch.randn(model.state_dict()[tensor].shape))
+        for fragment in (0, 1):
+            slow.depart(fragment, outer_lr=0.7, momentum=0.5)
+    return models, slows
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_all_come_to_the_same_reference_and_their_weighted_corrections_cancel(codec: str):
+    models, slows = three([codec] * 3)
+    tokens = [3, 1, 9]
+    for fragment in (0, 1):
+        before = [{name: tensor.clone() for name, tensor in slow.slow_weights().items()} for slow in slows]
+        hashes = meet_all(slows, fragment, [codec] * 3, tokens)
+        assert len(set(hashes)) == 1
+        for name in (entry.name for entry in slows[0].fragments[fragment].entries):
+            corrections = [slow.slow_weights()[name] - old[name] for slow, old in zip(slows, before, strict=True)]
+            weighted = sum(each.double() * own / 13 for each, own in zip(corrections, tokens, strict=True))
+            assert weighted.abs().max() < 3e-6
+            assert any(each.any() for each in corrections)
+    for model, slow in zip(models, slows, strict=True):
+        for peer in {*"abc"} - {"abc"[slows.index(slow)]}:
+            assert slow.reference_hash(peer, 0) == slows[0].reference_hash("b", 0)
+        for name, tensor in slow.slow_weights().items():
+            assert torch.allclose(model.state_dict()[name], tensor, atol=1e-6)
+
+
+def test_a_meeting_of_all_without_loss_leaves_all_with_the_weighted_mean():
+    _, slows = three(["fp32"] * 3)
+    before = [slow.slow_weights()["body.weight"].clone() for slow in slows]
+    for fragment in (0, 1):
+        meet_all(slows, fragment, ["fp32"] * 3, [2, 1, 1])
+    mean = 0.5 * before[0] + 0.25 * before[1] + 0.25 * before[2]
+    for slow in slows:
+        assert torch.allclose(slow.slow_weights()["body.weight"], mean, atol=1e-6)
+
+
+def test_a_newcomer_adopts_what_the_others_of_a_meeting_of_all_come_to():
+    models, slows = three(["fp32"] * 3)
+    for fragment in (0, 1):
+        hashes = meet_all(slows, fragment, ["fp32", NO_CODEC, "fp32"], [1, 0, 3])
+        assert len(set(hashes)) == 1
+    reference = slows[0].state_dict()["references"]
+    for fragment in slows[1].fragments:
+        for entry in fragment.entries:
+            agreed = reference["b" if ("b", fragment.index) in reference else "c", fragment.index][entry.name]
+            assert torch.equal(slows[1].slow_weights()[entry.name], agreed)
+            assert torch.equal(models[1].state_dict()[entry.name], agreed)

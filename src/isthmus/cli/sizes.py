@@ -30,7 +30,8 @@ class MemoryNeed:
     """Bytes over all ranks of one island, activations aside.
 
     ``training_bytes`` are fast weights, gradients and optimizer moments in fp32; ``mixing_bytes`` slow weights,
-    velocity, and a reference per edge; ``open_bytes`` one own and one partner's publication of every fragment.
+    velocity, and a reference per edge; ``open_bytes`` one own and one partner's publication of every fragment. A mesh
+    has one reference for all edges, and the publications of all.
     """
 
     training_bytes: int
@@ -59,7 +60,10 @@ class RunSizes:
 
 
 def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int) -> RunSizes:
-    """The sizes of ``model`` under ``mixing`` in a run of so many islands, from the meta device."""
+    """The sizes of ``model`` under ``mixing`` in a run of so many islands, from the meta device.
+
+    An island publishes a fragment once a window: to one partner, or by the mesh rule to all others.
+    """
     import torch
 
     with torch.device("meta"):
@@ -75,11 +79,11 @@ def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int) -> RunSi
     )
     counts = num_parameters(model)
     elements = sum(fragment.elements for fragment in fragments)
-    window_bytes = sum(fragment.payload_bytes for fragment in fragments)
-    edges = math.ceil(math.log2(islands))
+    payload = sum(fragment.payload_bytes for fragment in fragments)
+    receivers, references = (islands - 1, 1) if mixing.rule == "mesh" else (1, math.ceil(math.log2(islands)))
     memory = MemoryNeed(
         training_bytes=counts.total * (2 * _FP32_BYTES + _ADAMW_BYTES),
-        mixing_bytes=elements * _FP32_BYTES * (2 + edges),
-        open_bytes=2 * window_bytes,
+        mixing_bytes=elements * _FP32_BYTES * (2 + references),
+        open_bytes=payload * (1 + receivers),
     )
-    return RunSizes(counts.total, counts.active, fragments, window_bytes, memory)
+    return RunSizes(counts.total, counts.active, fragments, payload * receivers, memory)

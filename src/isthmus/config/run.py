@@ -63,7 +63,11 @@ class MixingTable(Table):
     η and μ are ``outer_lr`` and ``outer_momentum``.
     """
 
-    rule: Literal["pair"] = Field(default="pair", description='"pair": islands trade in pairs.')
+    rule: Literal["pair", "mesh"] = Field(
+        default="pair",
+        description='"pair": islands trade in pairs, and a lost one costs the others nothing. "mesh": all average with '
+        "all (streaming DiLoCo), for few islands: bytes grow with their number, and a lost one stops the averaging.",
+    )
     window_steps: int = Field(
         default=50,
         ge=1,

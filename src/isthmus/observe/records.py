@@ -129,8 +129,8 @@ class Departure(Common, frozen=True, kw_only=True, tag_field="kind", tag="depart
     """The outer step of one fragment, and what became of its publication.
 
     ``round`` counts this fragment's departures at this island from 0. ``rms`` is that of y − c, ``None``
-    where the edge has no reference or it is not finite. With ``published`` it went to ``peer`` as
-    ``publication``, to answer a knock if ``answer``; otherwise ``reason`` says why none did.
+    where the edge has no reference or it is not finite. With ``published`` it went to ``peer``, by the mesh rule the
+    first of all, as ``publication``, to answer a knock if ``answer``; otherwise ``reason`` says why none did.
     """
 
     fragment: int
@@ -185,7 +185,8 @@ class Meeting(Common, frozen=True, kw_only=True, tag_field="kind", tag="meeting"
 
     ``version`` is the one the meeting started from. ``age_s`` runs from this end's departure to the arrival;
     ``late`` means later than the slot it had to cross the link (H/P steps) and τ steps more. ``adopted``: a newcomer
-    took the merged reference. ``reference`` is the start of H(c') in hex, the same at both ends.
+    took the merged reference. ``reference`` is the start of H(c') in hex, the same at both ends. A meeting of all by
+    the mesh rule is one record for every other island; the weights of them all and ``weight`` sum to 1.
     """
 
     fragment: int

@@ -10,7 +10,7 @@ from isthmus.session.cutting import Cut, cut_model
 from isthmus.session.engine import Effects, Engine
 from isthmus.session.island import Island
 from isthmus.session.memory import Memory, Plan
-from isthmus.session.site import Site, plan_of
+from isthmus.session.site import Site, plan_of, run_started
 from isthmus.session.trainee import Training
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "attach",
     "cut_model",
     "plan_of",
+    "run_started",
 ]

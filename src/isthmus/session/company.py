@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from isthmus import meeting
 from isthmus.meeting import Action
+from isthmus.session.frozen import CompanyState
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import Clear, Order, Resend, Send, Warn
 from isthmus.terms import Header, Hello, Layout, Message, Phase, Pulse, SignedHeader
@@ -141,6 +142,22 @@ class Company:
                     self._outbox.append(Resend(self._readdressed(edge.last[0])))
                 case _:
                     pass
+
+    def freeze(self) -> CompanyState:
+        """What a restart may forget; no HELLO is due between two steps."""
+        assert not self._hello_due and not self._asking
+        return CompanyState(
+            heard=self.heard,
+            misfits=self.misfits,
+            other_start=self.other_start,
+            alive=self._alive,
+            hello_at_s=self._hello_at_s,
+        )
+
+    def thaw(self, state: CompanyState) -> None:
+        """Go on from what ``freeze`` gave."""
+        self.heard, self.misfits, self.other_start = state.heard, state.misfits, state.other_start
+        self._alive, self._hello_at_s = state.alive, state.hello_at_s
 
     def _answers(self, peer: str) -> bool:
         known = self._memory.peers[peer]

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 from isthmus import schedule
 from isthmus.session.company import Company
+from isthmus.session.frozen import CoreState
 from isthmus.session.memory import Memory, Plan
+from isthmus.session.mesh import MeshTrade
 from isthmus.session.orders import (
     ArrivalRefused,
     Arrived,
@@ -56,7 +58,8 @@ class Core:
         self._outbox: list[Order] = []
         self._unread: deque[Event] = deque()
         self.company = Company(plan, memory, incarnation, layout_lines=layout_lines, outbox=self._outbox)
-        self._trade = Trade(plan, memory, self.company, incarnation, outbox=self._outbox)
+        trade = MeshTrade if plan.rule == "mesh" else Trade
+        self._trade = trade(plan, memory, self.company, incarnation, outbox=self._outbox)
         self._fresh = fresh
         self._waiting_since_s: float | None = None
         self._saved_step = memory.step
@@ -82,9 +85,9 @@ class Core:
     def provisional(self) -> bool:
         """Whether the weights at the end are not those of all islands, bit for bit.
 
-        One last meeting makes two islands alike; more than two it only brings closer.
+        One last meeting makes two islands alike, or all of a mesh; in pairs it only brings more than two closer.
         """
-        return not self.met_last or len(self.plan.peers) > 1
+        return not self.met_last or (len(self.plan.peers) > 1 and self.plan.rule == "pair")
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -93,7 +96,7 @@ class Core:
         if self.phase is Phase.JOINING and self.memory.complete:
             return tuple(sorted(peers - company.heard - company.misfits))
         if self.phase is Phase.JOINING:
-            return tuple(company.living) or tuple(sorted(peers))
+            return self._trade.donors
         going = {peer for peer in peers if self.memory.peers[peer].phase is not Phase.DONE}
         living = set(company.living)
         return tuple(sorted(company.takers(going | living if self.phase is Phase.FINISHING else going & living)))
@@ -154,6 +157,27 @@ class Core:
         self._outbox.clear()
         return orders
 
+    def freeze(self) -> CoreState:
+        """What a restart may forget, the memory aside; nothing is unread or unsaid between two steps."""
+        assert not self._unread and not self._outbox
+        return CoreState(
+            phase=self.phase,
+            fresh=self._fresh,
+            waiting_since_s=self._waiting_since_s,
+            saved_step=self._saved_step,
+            withheld=self._trade.freeze(),
+            company=self.company.freeze(),
+        )
+
+    def thaw(self, state: CoreState, memory: Memory) -> None:
+        """Go on from what ``freeze`` gave, with the memory of that moment."""
+        self.phase, self._fresh = state.phase, state.fresh
+        self._waiting_since_s, self._saved_step = state.waiting_since_s, state.saved_step
+        self._trade.thaw(state.withheld)
+        self.company.thaw(state.company)
+        for name in memory.__struct_fields__:
+            setattr(self.memory, name, getattr(memory, name))
+
     def _comes_early(self, event: Event) -> bool:
         """Whether a publication must wait for an arrival, which is then ordered."""
         match event:
@@ -173,6 +197,8 @@ class Core:
                 self.company.came(peer, incarnation)
             case PeerDown(peer):
                 self.company.went(peer)
+                if self.phase is Phase.TRAINING:
+                    self._trade.lost(peer)
             case MessageReceived(peer, message) if peer in self.plan.peers:
                 self.company.hear(peer, message)
                 self._step_aside(peer)
@@ -185,13 +211,13 @@ class Core:
                 self._departed(fragment)
             case DepartureRefused(fragment, why):
                 self._outbox.append(Warn(f"fragment {fragment} did not depart: {why}"))
-            case Published(header, answer):
-                self._trade.published(header, answer=answer)
+            case Published(headers, answer):
+                self._trade.published(headers, answer=answer)
             case Withheld(peer, fragment, why):
                 self._trade.withheld(fragment)
                 self._outbox.append(Warn(f"fragment {fragment} was not published: {why}", peer))
-            case Arrived(peer, fragment, reference):
-                self._trade.arrived(peer, fragment, reference)
+            case Arrived(peers, fragment, reference):
+                self._trade.arrived(peers, fragment, reference)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
             case _:
@@ -227,6 +253,8 @@ class Core:
             self._become_newcomer(f"initial weights differ from those of {', '.join(lower)}; taking the lowest slot's")
         else:
             self.phase = Phase.TRAINING
+            for peer in sorted(set(self.plan.peers) - company.heard):
+                self._trade.lost(peer)
 
     def _join_as_newcomer(self) -> None:
         if len(self.memory.adopted) == len(self.plan.initial):

@@ -21,6 +21,7 @@ from isthmus.errors import CheckpointError, CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
 from isthmus.session.core import Core
+from isthmus.session.frozen import FORMAT, Live, check_state
 from isthmus.session.journal import Journal, Sink
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import (
@@ -59,9 +60,6 @@ from isthmus.terms import (
     SignedHeader,
 )
 from isthmus.transport.link import Link
-
-FORMAT = 1
-"""Version of a checkpoint's layout."""
 
 RECENT_STEPS = 15
 """The median of so many steps is a step's time; one that an evaluation delayed does not change it."""
@@ -212,6 +210,30 @@ class Engine:
             "trainee": self.trainee.state_dict(),
         }
 
+    def freeze(self) -> dict[str, Any]:
+        """All of it as it stands between two steps; to be stored before the next change.
+
+        An engine made of it as of a checkpoint, which then ``thaw``s it, goes on as if this one had never stopped.
+        """
+        live = Live(
+            core=self.core.freeze(),
+            journal=self.journal.freeze(),
+            misfit=self.misfit,
+            under_way=self._under_way,
+            steps_s=list(self._steps_s),
+            stepped_at_s=self._stepped_at_s,
+        )
+        return {**self.state_dict(), "live": live.encode()}
+
+    def thaw(self, frozen: Mapping[str, Any]) -> None:
+        """Take from ``frozen``, of which this engine was made, also what a restart forgets."""
+        live = Live.decode(frozen["live"])
+        self.core.thaw(live.core, msgspec.msgpack.decode(frozen["memory"], type=Memory))
+        self.journal.thaw(live.journal)
+        self.misfit, self._under_way = live.misfit, live.under_way
+        self._steps_s.extend(live.steps_s)
+        self._stepped_at_s = live.stepped_at_s
+
     def save(self) -> SavedInfo | None:
         """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays."""
         started_s = self.effects.clock.now_s()
@@ -262,8 +284,8 @@ class Engine:
                 self.effects.link.send(peer, message)
             case Depart(fragment, outer_lr, momentum):
                 return self._depart(fragment, outer_lr, momentum)
-            case Publish(header, answer):
-                return self._publish(header, answer=answer)
+            case Publish():
+                return self._publish(order)
             case Resend(header):
                 self._hand_over(header)
             case Arrive():
@@ -284,20 +306,22 @@ class Engine:
         self._departing[fragment] = _Departing((outer_lr, momentum))
         return Departed(fragment)
 
-    def _publish(self, header: Header, *, answer: bool) -> Result:
+    def _publish(self, order: Publish) -> Result:
+        header = order.headers[0]
         peer, fragment = header.receiver, header.fragment
         rms = None if header.codec == NO_PAYLOAD else self.slow.rms(peer, fragment)
         codec = header.codec or self._choose_codec(peer, fragment, rms or 0.0)
-        whole = header.coded(codec, self.slow.payload_bytes(fragment, codec))
-        payload = self.effects.link.buffer(whole.num_bytes)
+        payload = self.effects.link.buffer(self.slow.payload_bytes(fragment, codec))
+        whole = tuple(each.coded(codec, payload.nbytes) for each in order.headers)
         try:
             if codec != NO_PAYLOAD:
                 self.slow.encode(peer, fragment, codec, payload)
         except CodecError as error:
             return Withheld(peer, fragment, str(error))
-        self._payloads.put(whole, payload)
-        self._hand_over(whole)
-        published = Published(whole, answer)
+        self._payloads.put(whole[0], payload)
+        for each in whole:
+            self._hand_over(each)
+        published = Published(whole, order.answer)
         departing = self._departing.get(fragment)
         if departing is not None:
             departing.rms, departing.published = rms, published
@@ -313,14 +337,14 @@ class Engine:
         )
 
     def _arrive(self, order: Arrive) -> Result:
-        theirs = self._payloads.get(order.theirs)
-        try:
-            self.slow.check(order.theirs, theirs)
-        except CodecError as error:
-            return ArrivalRefused(order.peer, order.fragment, str(error))
-        reference = self.slow.arrive(order, self._payloads.get(order.mine), theirs)
+        for peer, header in zip(order.peers, order.theirs, strict=True):
+            try:
+                self.slow.check(header, self._payloads.get(header))
+            except CodecError as error:
+                return ArrivalRefused(peer, order.fragment, str(error))
+        reference = self.slow.arrive(order, [self._payloads.get(header) for header in order.headers])
         self.journal.met(order, merge_weights(order), reference, on_time_steps=self._on_time_steps)
-        return Arrived(order.peer, order.fragment, reference)
+        return Arrived(order.peers, order.fragment, reference)
 
     @property
     def _on_time_steps(self) -> int:
@@ -349,25 +373,10 @@ class Engine:
                 fragment,
                 departing.outer,
                 departing.rms,
-                published.header if published else None,
+                published.headers[0] if published else None,
                 answer=bool(published and published.answer),
             )
         self._departing.clear()
 
     def _warn(self, what: str, peer: str | None = None, *, severity: records.Severity = "warning") -> None:
         self.journal.write(records.Alarm(**self.journal.stamp(), what=what, peer=peer, severity=severity))
-
-
-def check_state(state: Mapping[str, Any], run: str) -> None:
-    """Refuse a state of another run, or of a version that stored something else.
-
-    Raises:
-        CheckpointError: It is one.
-    """
-    if state.get("format") != FORMAT or state.get("run") != run:
-        raise CheckpointError(
-            "the checkpoint belongs to another run or version",
-            got=f"run {str(state.get('run'))[:12]}, format {state.get('format')}",
-            wanted=f"run {run[:12]}, format {FORMAT}",
-            mend="Use the run files it was made with, or start the changed run in a new directory.",
-        )

@@ -19,7 +19,8 @@ from isthmus.config import load_run
 from isthmus.errors import CheckpointError, ConfigError
 from isthmus.observe import records
 from isthmus.session.cutting import cut_model
-from isthmus.session.engine import Engine, check_state
+from isthmus.session.engine import Engine
+from isthmus.session.frozen import check_state
 from isthmus.session.site import OpenLink, Site, open_tcp_link
 from isthmus.session.steps import StepMeter
 from isthmus.session.trainee import Training

@@ -7,6 +7,7 @@ from typing import Any
 
 from isthmus.clock import Clock
 from isthmus.observe import records
+from isthmus.session.frozen import JournalState
 from isthmus.session.memory import Memory
 from isthmus.session.orders import Arrive, Mode
 from isthmus.terms import (
@@ -74,31 +75,32 @@ class Journal:
             )
         )
 
-    def met(self, order: Arrive, weights: tuple[float, float], reference: bytes, *, on_time_steps: int) -> None:
-        """A meeting was applied."""
-        own, other = weights if order.mine_first else weights[::-1]
+    def met(self, order: Arrive, weights: tuple[float, ...], reference: bytes, *, on_time_steps: int) -> None:
+        """A meeting was applied; ``weights`` are in order of slots."""
+        others = weights[: order.place] + weights[order.place + 1 :]
         arrived_step = self._memory.step
         departed_s = self._departed_s.get(order.fragment, self._clock.now_s())
-        self.write(
-            records.Meeting(
-                **self.stamp(),
-                fragment=order.fragment,
-                peer=order.peer,
-                epoch=order.mine.epoch,
-                version=order.mine.version,
-                publication=order.mine.publication,
-                peer_publication=order.theirs.publication,
-                weight=own,
-                peer_weight=other,
-                departed_step=order.mine.step,
-                arrived_step=arrived_step,
-                age_s=self._clock.now_s() - departed_s,
-                late=arrived_step - order.mine.step > on_time_steps,
-                reference=reference.hex()[:16],
-                adopted=order.mode is Mode.ADOPT,
-                final=order.mode is Mode.ASSIGN,
+        for peer, theirs, other in zip(order.peers, order.theirs, others, strict=True):
+            self.write(
+                records.Meeting(
+                    **self.stamp(),
+                    fragment=order.fragment,
+                    peer=peer,
+                    epoch=order.mine.epoch,
+                    version=order.mine.version,
+                    publication=order.mine.publication,
+                    peer_publication=theirs.publication,
+                    weight=weights[order.place],
+                    peer_weight=other,
+                    departed_step=order.mine.step,
+                    arrived_step=arrived_step,
+                    age_s=self._clock.now_s() - departed_s,
+                    late=arrived_step - order.mine.step > on_time_steps,
+                    reference=reference.hex()[:16],
+                    adopted=order.mode is Mode.ADOPT,
+                    final=order.mode is Mode.ASSIGN,
+                )
             )
-        )
 
     def heard(self, events: list[LinkEvent]) -> None:
         """What the link reported."""
@@ -119,6 +121,14 @@ class Journal:
                     self._received(event)
                 case _:
                     pass
+
+    def freeze(self) -> JournalState:
+        """When the island started, and each fragment departed last."""
+        return JournalState(started_s=self._started_s, departed_s=sorted(self._departed_s.items()))
+
+    def thaw(self, state: JournalState) -> None:
+        """Go on from what ``freeze`` gave."""
+        self._started_s, self._departed_s = state.started_s, dict(state.departed_s)
 
     def _link_rate(self, samples: list[LinkSample]) -> None:
         self.write(

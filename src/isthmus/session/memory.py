@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from isthmus.meeting import Edge
 from isthmus.schedule import OuterPlan
 from isthmus.terms import Phase, SignedHeader
+
+Rule = Literal["pair", "mesh"]
+"""How islands average: see ``Trade`` and ``MeshTrade``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Plan:
         join_wait_s: How long a starting island waits for others' HELLO.
         finish_wait_s: How long the end of the run waits for others.
         hello_every_s: How often HELLO is said again on an edge that has not come to agree.
+        rule: Whether islands meet in pairs, or all at once.
     """
 
     run: str
@@ -47,6 +52,7 @@ class Plan:
     join_wait_s: float = 20.0
     finish_wait_s: float = 60.0
     hello_every_s: float = 5.0
+    rule: Rule = "pair"
 
     @property
     def fragments(self) -> range:

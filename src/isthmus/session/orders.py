@@ -33,13 +33,14 @@ class Depart(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Code a fragment against an edge's reference and send it.
+    """Code a fragment once, against the reference of an edge, and send it to that edge's partner.
 
-    ``header.codec`` is empty where the engine chooses by the size of what is coded. ``answer`` says that a knock waits
-    for this, so that the meeting is complete at once.
+    By the mesh rule to everybody: one header for each receiver, all edges with the same reference. ``codec`` is empty
+    where the engine chooses by the size of what is coded. ``answer`` says that all others' publications wait for this,
+    so that the meeting is complete at once.
     """
 
-    header: Header
+    headers: tuple[Header, ...]
     answer: bool = False
 
 
@@ -50,17 +51,23 @@ class Resend(msgspec.Struct, frozen=True):
 
 
 class Arrive(msgspec.Struct, frozen=True):
-    """Apply a completed meeting: merge both publications into the edge's reference, and correct, adopt or assign.
+    """Apply a completed meeting: merge its publications into the edges' reference, and correct, adopt or assign.
 
-    ``mine_first`` says that this end has the lower slot.
+    ``peers`` are the other ends in order of slots, one of them or, by the mesh rule, all; ``theirs`` is what they
+    published. ``place`` says how many of them have lower slots than this end.
     """
 
-    peer: str
+    peers: tuple[str, ...]
     fragment: int
     mine: Header
-    theirs: Header
-    mine_first: bool
+    theirs: tuple[Header, ...]
+    place: int
     mode: Mode
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """All publications of the meeting, in order of slots."""
+        return *self.theirs[: self.place], self.mine, *self.theirs[self.place :]
 
 
 class Clear(msgspec.Struct, frozen=True):
@@ -98,9 +105,9 @@ class DepartureRefused(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The publication was coded and handed to the link; the header is whole."""
+    """The publication was coded and handed to the link; the headers are whole."""
 
-    header: Header
+    headers: tuple[Header, ...]
     answer: bool = False
 
 
@@ -113,15 +120,15 @@ class Withheld(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """The meeting was applied; ``reference`` is H(c')."""
+    """The meeting with ``peers`` was applied; ``reference`` is H(c')."""
 
-    peer: str
+    peers: tuple[str, ...]
     fragment: int
     reference: bytes
 
 
 class ArrivalRefused(msgspec.Struct, frozen=True):
-    """The partner's publication does not decode to finite numbers; nothing was changed."""
+    """A partner's publication does not decode to finite numbers; nothing was changed."""
 
     peer: str
     fragment: int

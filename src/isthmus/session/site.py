@@ -104,7 +104,8 @@ class Site:
         except BaseException:
             effects.link.close(timeout_s=0.0)
             raise
-        self.sink(self._started(engine, resumed_from))
+        facts = {"precision": self.precision, "manifest_digest": self.manifest_digest}
+        self.sink(run_started(self.loaded, engine, **facts, resumed_from=resumed_from))
         return engine
 
     def sink(self, record: records.Record) -> None:
@@ -122,34 +123,38 @@ class Site:
             return False
         return (signed.header.sender, signed.header.run) == own
 
-    def _started(self, engine: Engine, resumed_from: str | None) -> records.RunStarted:
-        run, island = self.loaded.run, self.loaded.island
-        rate_mbit = island.link.rate_mbit
-        return records.RunStarted(
-            **engine.journal.stamp(),
-            run=run.hash,
-            run_name=run.run.name,
-            isthmus_version=isthmus.__version__,
-            torch_version=str(torch.__version__),
-            python_version=platform.python_version(),
-            slot=self.loaded.member.slot,
-            incarnation=engine.incarnation,
-            batch_sequences=island.island.batch_size,
-            batch_tokens=island.island.batch_size * run.train.sequence_length,
-            precision=self.precision or island.island.precision,
-            device=island.island.device,
-            codec=run.mixing.codec,
-            window_steps=self.loaded.window_steps,
-            num_fragments=run.mixing.fragments,
-            delay_steps=run.mixing.flight_steps,
-            num_parameters=sum(fragment.numel for fragment in engine.slow.fragments),
-            token_budget=run.run.token_budget,
-            manifest_digest=self.manifest_digest,
-            rate_limit_bytes_per_s=None if rate_mbit is None else rate_mbit * 1e6 / 8,
-            resumed_from=resumed_from,
-            command=" ".join(sys.argv),
-            config={"run": run.model_dump(mode="json"), "island": island.model_dump(mode="json")},
-        )
+
+def run_started(
+    loaded: LoadedRun, engine: Engine, *, precision: str, manifest_digest: str, resumed_from: str | None
+) -> records.RunStarted:
+    """The first record of an island's start."""
+    run, island = loaded.run, loaded.island
+    rate_mbit = island.link.rate_mbit
+    return records.RunStarted(
+        **engine.journal.stamp(),
+        run=run.hash,
+        run_name=run.run.name,
+        isthmus_version=isthmus.__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        slot=loaded.member.slot,
+        incarnation=engine.incarnation,
+        batch_sequences=island.island.batch_size,
+        batch_tokens=island.island.batch_size * run.train.sequence_length,
+        precision=precision or island.island.precision,
+        device=island.island.device,
+        codec=run.mixing.codec,
+        window_steps=loaded.window_steps,
+        num_fragments=run.mixing.fragments,
+        delay_steps=run.mixing.flight_steps,
+        num_parameters=sum(fragment.numel for fragment in engine.slow.fragments),
+        token_budget=run.run.token_budget,
+        manifest_digest=manifest_digest,
+        rate_limit_bytes_per_s=None if rate_mbit is None else rate_mbit * 1e6 / 8,
+        resumed_from=resumed_from,
+        command=" ".join(sys.argv),
+        config={"run": run.model_dump(mode="json"), "island": island.model_dump(mode="json")},
+    )
 
 
 def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
@@ -174,4 +179,5 @@ def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
         save_every_steps=loaded.island.checkpoint.every_steps,
         join_wait_s=loaded.island.join.wait_s,
         finish_wait_s=loaded.island.finish.wait_s,
+        rule=mixing.rule,
     )

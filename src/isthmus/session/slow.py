@@ -154,31 +154,31 @@ class SlowState:
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
-    def arrive(self, order: Arrive, mine: memoryview, theirs: memoryview) -> bytes:
-        """Merge both publications of a meeting into the reference and correct, adopt or assign, one entry at a time.
+    def arrive(self, order: Arrive, payloads: Sequence[memoryview]) -> bytes:
+        """Merge all publications of a meeting into the reference and correct, adopt or assign, one entry at a time.
 
         Args:
             order: The meeting.
-            mine: Payload of the own publication.
-            theirs: Payload of the partner's, checked before.
+            payloads: Of all its publications in order of slots; the others' checked before.
 
         Returns:
             H(c').
         """
-        reference = self._reference(order.peer, order.fragment)
+        peer = order.peers[0]
+        reference = self._reference(peer, order.fragment)
         weights = merge_weights(order)
-        mine_parts = dict(self._parts(order.fragment, order.mine.codec))
-        their_parts = dict(self._parts(order.fragment, order.theirs.codec))
+        parts = [dict(self._parts(order.fragment, header.codec)) for header in order.headers]
         merged: Reference = {}
         for entry in self._entries(order.fragment):
-            own = self._decode(entry, mine_parts.get(entry), mine)
-            other = self._decode(entry, their_parts.get(entry), theirs)
-            low, high = (own, other) if order.mine_first else (other, own)
+            decoded = [
+                self._decode(entry, part.get(entry), payload) for part, payload in zip(parts, payloads, strict=True)
+            ]
             base = reference.get(entry.name)
-            merged[entry.name] = mixing.merge_reference(base, low, high, *weights)
-            self._apply(entry, order.mode, base, own, merged[entry.name])
-        self._refer(order.peer, order.fragment, merged)
-        return self.reference_hash(order.peer, order.fragment)
+            merged[entry.name] = mixing.merge_reference(base, decoded, weights)
+            self._apply(entry, order.mode, base, decoded[order.place], merged[entry.name])
+        for each in order.peers:
+            self._refer(each, order.fragment, merged)
+        return self.reference_hash(peer, order.fragment)
 
     def clear(self, peer: str, fragment: int) -> None:
         """Forget an edge's reference: c = 0."""
@@ -222,14 +222,18 @@ class SlowState:
     def state_dict(self) -> dict[str, Any]:
         """Slow weights, velocities, references and fp32 masters, as tensors to be stored before the next change.
 
-        All other fast weights are the model's own.
+        All other fast weights are the model's own. A reference that several edges share is there once; ``shared`` names
+        the peer under which the others find it.
         """
+        first: dict[int, str] = {}
+        owners = {key: first.setdefault(id(reference), key[0]) for key, reference in self._references.items()}
         return {
             "slow": dict(self._slow),
             "masters": {name: self._fast[name] for name in self._mirrors},
             "velocity": dict(self._velocity),
             "initial": {fragment: dict(reference) for fragment, reference in self._initial.items()},
-            "references": {key: dict(reference) for key, reference in self._references.items()},
+            "references": {key: dict(self._references[key]) for key, owner in owners.items() if owner == key[0]},
+            "shared": {key: owner for key, owner in owners.items() if owner != key[0]},
         }
 
     @torch.no_grad()
@@ -249,9 +253,11 @@ class SlowState:
             self._mirror(name)
         self._initial |= {key: self._placed(reference) for key, reference in state["initial"].items()}
         self._references.clear()
-        for (peer, fragment), reference in state["references"].items():
+        references = {key: self._placed(reference) for key, reference in state["references"].items()}
+        references |= {key: references[owner, key[1]] for key, owner in state.get("shared", {}).items()}
+        for (peer, fragment), reference in references.items():
             if peer in self._peers:
-                self._refer(peer, fragment, self._placed(reference))
+                self._refer(peer, fragment, reference)
 
     def _apply(self, entry: Entry, mode: Mode, base: Tensor | None, own: Tensor | None, merged: Tensor) -> None:
         slow, fast = self._slow[entry.name], self._fast[entry.name]
@@ -295,16 +301,11 @@ class SlowState:
             self._mirrors[name].copy_(self._fast[name])
 
 
-def merge_weights(order: Arrive) -> tuple[float, float]:
-    """Weights of the lower and the higher slot's publication, which both ends compute alike from the two headers."""
-    low, high = (order.mine, order.theirs) if order.mine_first else (order.theirs, order.mine)
-    low_counts = mixing.low_counts(
-        low_complete=low.codec != NO_CODEC,
-        high_complete=high.codec != NO_CODEC,
-        low_tokens=low.run_tokens,
-        high_tokens=high.run_tokens,
-    )
-    return mixing.merge_weights(low.weight_tokens, high.weight_tokens, low_counts_if_none=low_counts)
+def merge_weights(order: Arrive) -> tuple[float, ...]:
+    """Weights of a meeting's publications in order of slots, which all ends compute alike from the headers."""
+    headers = order.headers
+    alone = mixing.counts_alone([header.codec != NO_CODEC for header in headers], [h.run_tokens for h in headers])
+    return mixing.merge_weights([header.weight_tokens for header in headers], counts_if_none=alone)
 
 
 def _require_fp32(name: str, tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ LOSSLESS = "fp32"
 
 
 class Trade:
-    """An island's publications and meetings.
+    """An island's publications and meetings, by the pair rule.
 
     Args:
         plan: The settings.
@@ -33,11 +33,19 @@ class Trade:
         self._incarnation, self._outbox = incarnation, outbox
         self._withheld: set[int] = set()
 
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """Whom a newcomer waits for: all that can be reached, or anybody."""
+        return tuple(self._company.living) or tuple(sorted(self._plan.peers))
+
+    def lost(self, peer: str) -> None:
+        """An island cannot be reached; this one trades with the others."""
+
     def receive(self, peer: str, header: Header) -> bool:
         """Take in a verified publication; False if it is not of the current incarnations of both ends."""
         if not self._is_current(peer, header):
             return False
-        if header.codec == NO_PAYLOAD and not self._memory.complete:
+        if self._ignores(header):
             return True
         if not self._memory.peers[peer].is_refused:
             self._company.hear_tokens(peer, header.tokens)
@@ -52,23 +60,24 @@ class Trade:
         for peer, fragment, edge in self._memory.all_edges():
             due = at_once or step >= edge.due_step
             if due and meeting.is_complete(edge) and not self._memory.peers[peer].is_refused:
-                self._outbox.append(self._arrive(peer, fragment, edge))
+                self._outbox.append(self._arrive((peer,), fragment))
 
     def arrive_before(self, peer: str, header: Header) -> bool:
         """Order the arrival that a publication follows, however early, lest it be dropped; whether there was one."""
         if not self._is_current(peer, header) or not meeting.follows(self._edge(peer, header.fragment), header):
             return False
-        self._outbox.append(self._arrive(peer, header.fragment, self._edge(peer, header.fragment)))
+        self._outbox.append(self._arrive((peer,), header.fragment))
         return True
 
-    def arrived(self, peer: str, fragment: int, reference: bytes) -> None:
-        """A meeting was applied."""
-        edge = self._edge(peer, fragment)
+    def arrived(self, peers: tuple[str, ...], fragment: int, reference: bytes) -> None:
+        """A meeting with ``peers`` was applied."""
         if not self._memory.complete:
             self._memory.adopted.add(fragment)
-        if _both_final(edge):
+        if all(_both_final(self._edge(peer, fragment)) for peer in peers):
             self._memory.final.add(fragment)
-        self._set(peer, fragment, meeting.on_arrived(edge, reference, order=self._memory.order))
+        for peer in peers:
+            edge = meeting.on_arrived(self._edge(peer, fragment), reference, order=self._memory.order)
+            self._set(peer, fragment, edge)
 
     def refuse(self, peer: str, fragment: int, why: str) -> None:
         """A publication that cannot be used shuts the edge for as long as its sender does not start anew."""
@@ -89,14 +98,14 @@ class Trade:
         elif not any(self._company.is_awaited(peer, fragment) for peer in self._plan.peers):
             partner = self._partner(fragment)
             if partner is not None:
-                self._publish(partner, fragment)
+                self._publish((partner,), fragment)
 
     def knock_as_newcomer(self) -> None:
         """Knock with empty hands only at complete islands: for all fragments at one of them, the lowest slot first."""
         for fragment in set(self._plan.fragments) - self._memory.adopted:
             donors = [peer for peer in self._company.living if self._company.may_knock(peer, fragment)]
             if donors and not any(self._edge(peer, fragment).mine for peer in donors):
-                self._publish(min(donors, key=self._plan.peers.__getitem__), fragment, codec=NO_PAYLOAD)
+                self._publish((min(donors, key=self._plan.peers.__getitem__),), fragment, codec=NO_PAYLOAD)
 
     def change_standing(self) -> None:
         """This island became a newcomer, or complete: what it published as the other is withdrawn by a new epoch.
@@ -127,13 +136,22 @@ class Trade:
             return
         partner = self._partner(fragment)
         if partner is not None:
-            self._publish(partner, fragment, codec=LOSSLESS, final=True)
+            self._publish((partner,), fragment, codec=LOSSLESS, final=True)
 
-    def published(self, header: Header, *, answer: bool) -> None:
+    def published(self, headers: tuple[Header, ...], *, answer: bool) -> None:
         """An own publication is on its way."""
-        edge = self._edge(header.receiver, header.fragment)
         due_step = self._memory.step + (0 if answer else self._plan.flight_steps)
-        self._set(header.receiver, header.fragment, meeting.on_published(edge, header, due_step=due_step))
+        for header in headers:
+            edge = meeting.on_published(self._edge(header.receiver, header.fragment), header, due_step=due_step)
+            self._set(header.receiver, header.fragment, edge)
+
+    def freeze(self) -> set[int]:
+        """What a restart may forget: the fragments that could not be coded at the end of the run."""
+        return self._withheld
+
+    def thaw(self, state: set[int]) -> None:
+        """Go on from what ``freeze`` gave."""
+        self._withheld = state
 
     def _knocking(self, fragment: int) -> list[str]:
         """Living partners whose publication waits for an answer."""
@@ -148,7 +166,7 @@ class Trade:
         assert theirs is not None
         lossless = theirs.final or theirs.codec == NO_PAYLOAD
         final = theirs.final and self._memory.finishing
-        self._publish(peer, fragment, codec=LOSSLESS if lossless else "", final=final, answer=True)
+        self._publish((peer,), fragment, codec=LOSSLESS if lossless else "", final=final, answer=True)
 
     def _partner(self, fragment: int) -> str | None:
         names = {slot: name for name, slot in self._plan.peers.items()}
@@ -158,43 +176,56 @@ class Trade:
         chosen = choose_partner(self._plan.slot, near, near, met, fragment=fragment, slots=slots)
         return None if chosen is None else names[chosen]
 
-    def _publish(self, peer: str, fragment: int, *, codec: str = "", final: bool = False, answer: bool = False) -> None:
-        memory, edge = self._memory, self._edge(peer, fragment)
+    def _publish(
+        self, peers: tuple[str, ...], fragment: int, *, codec: str = "", final: bool = False, answer: bool = False
+    ) -> None:
+        """Order one publication, under one id, to all of ``peers``; their edges hold the same reference."""
+        memory, edges = self._memory, {peer: self._edge(peer, fragment) for peer in peers}
         memory.sequence += 1
-        since = memory.departed_tokens[fragment][0] if final else edge.tokens_met
-        header = Header(
-            run=self._plan.run,
-            sender=self._plan.name,
-            receiver=peer,
-            fragment=fragment,
-            epoch=edge.epoch,
-            version=edge.version,
-            sender_incarnation=self._incarnation,
-            receiver_incarnation=memory.peers[peer].incarnation,
-            publication=self._incarnation << 32 | memory.sequence,
-            step=memory.step,
-            tokens=memory.tokens,
-            weight_tokens=max(0, memory.tokens - since) if memory.complete else 0,
-            run_tokens=memory.run_tokens,
-            cursor=memory.cursor,
-            reference=edge.reference,
-            codec=codec,
-            num_bytes=0,
-            final=final,
+        met = max(edge.tokens_met for edge in edges.values())
+        since = memory.departed_tokens[fragment][0] if final else met
+        headers = tuple(
+            Header(
+                run=self._plan.run,
+                sender=self._plan.name,
+                receiver=peer,
+                fragment=fragment,
+                epoch=edge.epoch,
+                version=edge.version,
+                sender_incarnation=self._incarnation,
+                receiver_incarnation=memory.peers[peer].incarnation,
+                publication=self._incarnation << 32 | memory.sequence,
+                step=memory.step,
+                tokens=memory.tokens,
+                weight_tokens=max(0, memory.tokens - since) if memory.complete else 0,
+                run_tokens=memory.run_tokens,
+                cursor=memory.cursor,
+                reference=edge.reference,
+                codec=codec,
+                num_bytes=0,
+                final=final,
+            )
+            for peer, edge in edges.items()
         )
-        self._outbox.append(Publish(header, answer))
+        self._outbox.append(Publish(headers, answer))
 
-    def _arrive(self, peer: str, fragment: int, edge: Edge) -> Arrive:
-        assert edge.mine is not None and edge.theirs is not None
-        mode = Mode.ASSIGN if _both_final(edge) else Mode.CORRECT
+    def _arrive(self, peers: tuple[str, ...], fragment: int) -> Arrive:
+        edges = [self._edge(peer, fragment) for peer in peers]
+        mine, theirs = edges[0].mine, tuple(edge.theirs for edge in edges if edge.theirs is not None)
+        assert mine is not None and len(theirs) == len(peers)
+        mode = Mode.ASSIGN if all(map(_both_final, edges)) else Mode.CORRECT
         return Arrive(
-            peer=peer,
+            peers=peers,
             fragment=fragment,
-            mine=edge.mine,
-            theirs=edge.theirs,
-            mine_first=self._plan.slot < self._plan.peers[peer],
+            mine=mine,
+            theirs=theirs,
+            place=sum(self._plan.peers[peer] < self._plan.slot for peer in peers),
             mode=mode if self._memory.complete else Mode.ADOPT,
         )
+
+    def _ignores(self, header: Header) -> bool:
+        """Whether this is a newcomer's knock at a newcomer; they have nothing for each other."""
+        return header.codec == NO_PAYLOAD and not self._memory.complete
 
     def _is_current(self, peer: str, header: Header) -> bool:
         """Whether a publication is between the current incarnations of both ends, of a fragment that there is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from isthmus.terms import LinkEvent
+from isthmus.terms import MessageReceived, PublicationReceived
 
 FRAME_OVERHEAD_BYTES = 30
 """Modelled framing and encryption of one frame: 8 bytes of header and 22 of a TLS record."""
@@ -35,9 +35,9 @@ class LinkQuality:
 class Pair:
     """Two islands, lower name first.
 
-    ``session`` counts connections: what was sent in an earlier one is lost. ``believers`` are the ends that were
-    told of a connection and not yet of its end. ``held`` is what a cut holds up. ``bulk_free_s`` says from when on
-    a sender's next publication can leave, ``flushed_s`` when all it has sent will have arrived.
+    ``session`` counts connections: what was sent in an earlier one is lost. ``cuts`` counts cuts. ``believers`` are
+    the ends that were told of a connection and not yet of its end. ``held`` is what a cut holds up. ``bulk_free_s``
+    says from when on a sender's next publication can leave, ``flushed_s`` when all it has sent will have arrived.
     """
 
     lower: str
@@ -47,8 +47,9 @@ class Pair:
     up: bool = False
     cut: bool = False
     session: int = 0
+    cuts: int = 0
     believers: set[str] = field(default_factory=set)
-    held: list[tuple[str, LinkEvent]] = field(default_factory=list)
+    held: list[tuple[str, MessageReceived | PublicationReceived]] = field(default_factory=list)
     bulk_free_s: dict[str, float] = field(default_factory=dict)
     flushed_s: dict[str, float] = field(default_factory=dict)
 

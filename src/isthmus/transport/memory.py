@@ -9,14 +9,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from isthmus.clock import VirtualClock
-from isthmus.errors import LinkError
+from isthmus.errors import CheckpointError, LinkError
 from isthmus.identity import Identity
-from isthmus.terms import LinkAlarm, LinkEvent, PeerDown, PeerUp
+from isthmus.terms import LinkAlarm, MessageReceived, PeerDown, PeerUp, PublicationReceived
+from isthmus.transport import _agenda
+from isthmus.transport._agenda import Arrive, Connect, Detect, FinishSending, Happening, Leave, NetworkState
 from isthmus.transport._pair import LinkQuality, Pair
 from isthmus.transport.memory_link import MemoryLink
 
@@ -68,8 +69,8 @@ class MemoryNetwork:
         self._detection_s = settings.detection_s
         self._links: dict[str, MemoryLink] = {}
         self._incarnations: dict[str, int] = {}
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._agenda: list[tuple[float, int, Happening]] = []
+        self._order = 0
         self._pairs = {
             ends: Pair(*ends, random.Random(f"{seed}/{ends}"), dict.fromkeys(ends, settings.quality))
             for ends in itertools.combinations(self.islands, 2)
@@ -110,7 +111,10 @@ class MemoryNetwork:
     def partition(self, a: str, b: str) -> None:
         """Cut a pair; it is noticed after the detection delay, and until then what is sent is only held up."""
         pair = self.pair(a, b)
+        if pair.cut:
+            return
         pair.cut = True
+        pair.cuts += 1
         self._plan_detection(pair, "no longer answers")
 
     def heal(self, a: str, b: str) -> None:
@@ -131,7 +135,7 @@ class MemoryNetwork:
         """Let everything happen that is due at the clock's time."""
         now_s = self.clock.now_s()
         while self._agenda and self._agenda[0][0] <= now_s:
-            heapq.heappop(self._agenda)[2]()
+            self._happen(heapq.heappop(self._agenda)[2])
 
     def pair(self, a: str, b: str) -> Pair:
         """The pair of two islands.
@@ -144,11 +148,12 @@ class MemoryNetwork:
             raise LinkError("no peer of that name", got=repr(b), wanted=[n for n in self.islands if n != a])
         return pair
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Do ``action`` at ``time_s``; actions of one instant run in the order they were planned."""
-        heapq.heappush(self._agenda, (time_s, next(self._order), action))
+    def plan(self, time_s: float, what: Happening) -> None:
+        """Let something happen at ``time_s``; what happens at one instant does in the order it was planned."""
+        heapq.heappush(self._agenda, (time_s, self._order, what))
+        self._order += 1
 
-    def deliver(self, pair: Pair, sender: str, sent_s: float, event: LinkEvent) -> None:
+    def deliver(self, pair: Pair, sender: str, sent_s: float, event: MessageReceived | PublicationReceived) -> None:
         """Put ``event``, sent completely at ``sent_s``, on its way from ``sender``."""
         for arrival_s in pair.arrivals_s(sender, sent_s):
             self._transmit(pair, pair.other(sender), event, arrival_s)
@@ -157,33 +162,82 @@ class MemoryNetwork:
         """When all that an island has sent so far will have arrived."""
         return max((pair.flushed_s.get(name, 0.0) for pair in self._pairs_of(name)), default=0.0)
 
-    def leave(self, link: MemoryLink, reason: str) -> None:
+    def link(self, name: str) -> MemoryLink:
+        """The link of an island that was opened and not closed or killed since."""
+        return self._links[name]
+
+    def freeze(self) -> bytes:
+        """All of it but the clock, to go on exactly there: links, pairs, and what is under way."""
+        return _agenda.encode(
+            NetworkState(
+                order=self._order,
+                incarnations=self._incarnations,
+                links={name: link.freeze() for name, link in self._links.items()},
+                pairs=list(self._pairs.values()),
+                agenda=sorted(self._agenda, key=lambda planned: planned[:2]),
+            )
+        )
+
+    def thaw(self, frozen: bytes) -> None:
+        """Become the network that was frozen, one of the same islands; ``link`` then gives its links.
+
+        Raises:
+            CheckpointError: It was one of other islands.
+        """
+        state = _agenda.decode(frozen)
+        pairs = {pair.ends: pair for pair in state.pairs}
+        if pairs.keys() != self._pairs.keys():
+            raise CheckpointError("the network is one of other islands", got=sorted(pairs), wanted=sorted(self._pairs))
+        self._order, self._agenda = state.order, state.agenda
+        self._incarnations, self._pairs = state.incarnations, pairs
+        self._links = {name: MemoryLink(self, name, link.incarnation) for name, link in state.links.items()}
+        for name, link in state.links.items():
+            self._links[name].thaw(link)
+
+    def _happen(self, what: Happening) -> None:
+        match what:
+            case Arrive():
+                self._arrive(what)
+            case FinishSending(name, session, sent):
+                if self.pair(name, sent.peer).session == session:
+                    self._links[name].tell(sent)
+            case Connect(ends, session):
+                self._connect(self._pairs[ends], session)
+            case Detect():
+                self._detect(what)
+            case Leave(name, incarnation, reason):
+                self._leave(name, incarnation, reason)
+
+    def _leave(self, name: str, incarnation: int, reason: str) -> None:
         """End an island that closed its link; the others are told."""
-        if self._links.get(link.name) is not link:
+        if name not in self._links or self._links[name].incarnation != incarnation:
             return
-        del self._links[link.name]
-        for pair in self._pairs_of(link.name):
-            pair.believers.discard(link.name)
+        del self._links[name]
+        for pair in self._pairs_of(name):
+            pair.believers.discard(name)
             pair.end_session()
             self._disillusion(pair, reason)
 
-    def _transmit(self, pair: Pair, receiver: str, event: LinkEvent, arrival_s: float) -> None:
-        self.at(arrival_s, partial(self._arrive, pair, pair.session, receiver, event))
+    def _transmit(
+        self, pair: Pair, receiver: str, event: MessageReceived | PublicationReceived, arrival_s: float
+    ) -> None:
+        self.plan(arrival_s, Arrive(pair.other(receiver), receiver, pair.session, event))
 
-    def _arrive(self, pair: Pair, session: int, receiver: str, event: LinkEvent) -> None:
-        if session != pair.session or not pair.up:
+    def _arrive(self, what: Arrive) -> None:
+        pair = self.pair(what.sender, what.receiver)
+        if what.session != pair.session or not pair.up:
             return
         if pair.cut:
-            pair.held.append((receiver, event))
+            pair.held.append((what.receiver, what.event))
         else:
-            self._links[receiver].receive(event)
+            self._links[what.receiver].receive(what.event)
 
     def _pairs_of(self, name: str) -> list[Pair]:
         return [self.pair(name, other) for other in self.islands if other != name]
 
     def _plan_connection(self, pair: Pair) -> None:
         if not pair.up:
-            self.at(self.clock.now_s() + pair.round_trip_s(), partial(self._connect, pair, pair.session))
+            self.plan(self.clock.now_s() + pair.round_trip_s(), Connect(pair.ends, pair.session))
 
     def _connect(self, pair: Pair, session: int) -> None:
         if pair.up or pair.cut or pair.session != session or not all(name in self._links for name in pair.ends):
@@ -196,12 +250,14 @@ class MemoryNetwork:
             self._links[name].tell(PeerUp(peer, self._incarnations[peer], pair.round_trip_s()))
 
     def _plan_detection(self, pair: Pair, reason: str) -> None:
-        self.at(self.clock.now_s() + self._detection_s, partial(self._detect, pair, pair.session, reason))
+        self.plan(self.clock.now_s() + self._detection_s, Detect(pair.ends, pair.session, pair.cuts, reason))
 
-    def _detect(self, pair: Pair, session: int, reason: str) -> None:
-        if pair.session == session and (pair.cut or not pair.up):
+    def _detect(self, what: Detect) -> None:
+        pair = self._pairs[what.ends]
+        still_cut = pair.cut and pair.cuts == what.cuts
+        if pair.session == what.session and (still_cut or not pair.up):
             pair.end_session()
-            self._disillusion(pair, reason)
+            self._disillusion(pair, what.reason)
 
     def _disillusion(self, pair: Pair, reason: str) -> None:
         for name in pair.ends:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.terms import (
@@ -17,6 +16,7 @@ from isthmus.terms import (
     PublicationSent,
     SignedHeader,
 )
+from isthmus.transport._agenda import FinishSending, Leave, LinkState
 from isthmus.transport._pair import FRAME_OVERHEAD_BYTES
 from isthmus.transport.checks import MAX_PUBLICATION_BYTES, check_publication
 from isthmus.wire import (
@@ -83,7 +83,7 @@ class MemoryLink:
         start_s, end_s = pair.bulk_slot_s(self.name, self._network.clock.now_s(), num_bytes, spread_s)
         received = PublicationReceived(self.name, signed, memoryview(data), num_bytes)
         sent = PublicationSent(peer, signed, num_bytes, end_s - start_s)
-        self._network.at(end_s, partial(self._finish_sending, pair.session, sent))
+        self._network.plan(end_s, FinishSending(self.name, pair.session, sent))
         self._count(start_s, end_s, num_bytes, received=False)
         self._network.deliver(pair, self.name, end_s, received)
 
@@ -104,8 +104,8 @@ class MemoryLink:
         self._closed = True
         now_s = self._network.clock.now_s()
         flushed_s = max(now_s, self._network.flushed_s(self.name))
-        leave = partial(self._network.leave, self, "closed its link")
-        self._network.at(min(flushed_s, now_s + timeout_s), leave)
+        leave = Leave(self.name, self.incarnation, "closed its link")
+        self._network.plan(min(flushed_s, now_s + timeout_s), leave)
 
     def tell(self, event: LinkEvent) -> None:
         """Queue an event for ``poll``."""
@@ -127,9 +127,15 @@ class MemoryLink:
         self._closed = True
         self._events.clear()
 
-    def _finish_sending(self, session: int, sent: PublicationSent) -> None:
-        if self._network.pair(self.name, sent.peer).session == session:
-            self._events.append(sent)
+    def freeze(self) -> LinkState:
+        """All that it holds."""
+        traffic = [(window, sent, received) for window, (sent, received) in self._traffic.items()]
+        return LinkState(incarnation=self.incarnation, closed=self._closed, events=list(self._events), traffic=traffic)
+
+    def thaw(self, state: LinkState) -> None:
+        """Hold what ``freeze`` gave."""
+        self._closed, self._events = state.closed, list(state.events)
+        self._traffic.update({window: [sent, received] for window, sent, received in state.traffic})
 
     def _sign(self, header: Header, root: bytes) -> SignedHeader:
         if self._identity is not None:
