@@ -16,6 +16,7 @@ from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, re
 from isthmus.data import (
     HeldOut,
     Manifest,
+    Stream,
     TrainSpec,
     WindowStream,
     describe,
@@ -51,47 +52,61 @@ def run_island(run_dir: Path, name: str) -> int:
     if own.threads is not None:
         torch.set_num_threads(own.threads)
     torch.manual_seed(run.run.seed + own.seed_offset)
-    device = pick_device(own.device)
-    config = resolve_model(run.model)
-    model = build_model(config, run.run.seed).to(device)
-    optimizer = build_optimizer(
-        model,
-        own.optimizer or run.train.optimizer,
-        learning_rate=base_learning_rate(loaded),
-        weight_decay=run.train.weight_decay,
-    )
-    precision = Precision(pick_precision(own.precision, device))
-    texts = Texts(loaded)
+    trainer, texts = Trainer(loaded), Texts(loaded)
     for line in describe_manifest(texts.manifest):
         log.info("%s", line)
-    log.info("%s trains on %s in %s", name, device, precision.name)
+    log.info("%s trains on %s in %s", name, trainer.device, trainer.precision.name)
 
     with Island.join(
         run_dir,
         name=name,
-        model=model,
-        optimizer=optimizer,
+        model=trainer.model,
+        optimizer=trainer.optimizer,
         data=texts.stream,
-        precision=precision.name,
+        precision=trainer.precision.name,
         manifest_digest=texts.manifest.digest,
     ) as island:
         island.leave_on_signals()
         next_evaluation = island.run_tokens + run.eval.every_tokens
         while not island.done:
-            set_learning_rate(optimizer, loaded, island.progress)
-            batch = texts.stream.next_batch().to(device)
-            loss = train_step(model, optimizer, precision, batch, clip_norm=run.train.clip_norm)
-            island.step(tokens=batch[:, 1:].numel(), loss=loss)
+            tokens, loss = trainer.step(texts.stream, island.progress)
+            island.step(tokens=tokens, loss=loss)
             if run.eval.every_tokens and island.run_tokens >= next_evaluation and not island.done:
                 next_evaluation = island.run_tokens + run.eval.every_tokens
                 with island.evaluating():
-                    record_scores(island, texts, texts.quick.score(model), final=False)
+                    record_scores(island, texts, texts.quick.score(trainer.model), final=False)
         if island.progress >= 1.0:
             island.settle()
-            record_scores(island, texts, texts.whole.score(model), final=True)
-            export(loaded, island, model, config, texts.manifest)
+            record_scores(island, texts, texts.whole.score(trainer.model), final=True)
+            export(loaded, island, trainer, texts.manifest)
     write_summary(run_dir)
     return 0
+
+
+class Trainer:
+    """What an island trains with, as the files of the run and its own say: model, optimizer, device, precision."""
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        own, train = loaded.island.island, loaded.run.train
+        self.loaded = loaded
+        self.device = pick_device(own.device)
+        self.config: ModelConfig = resolve_model(loaded.run.model)
+        self.model = build_model(self.config, loaded.run.run.seed).to(self.device)
+        self.optimizer = build_optimizer(
+            self.model,
+            own.optimizer or train.optimizer,
+            learning_rate=base_learning_rate(loaded),
+            weight_decay=train.weight_decay,
+        )
+        self.precision = Precision(pick_precision(own.precision, self.device))
+
+    def step(self, stream: Stream, progress: float) -> tuple[int, Tensor]:
+        """Take one step on the stream's next batch; its tokens, and its mean loss in nats."""
+        set_learning_rate(self.optimizer, self.loaded, progress)
+        batch = stream.next_batch().to(self.device)
+        clip_norm = self.loaded.run.train.clip_norm
+        loss = train_step(self.model, self.optimizer, self.precision, batch, clip_norm=clip_norm)
+        return batch[:, 1:].numel(), loss
 
 
 def train_step(
@@ -127,13 +142,21 @@ def prepare_texts(loaded: LoadedRun) -> Manifest:
     return describe(spec, sets)
 
 
+def open_stream(loaded: LoadedRun) -> WindowStream:
+    """An island's part of the training text."""
+    return open_train(_train_spec(loaded))
+
+
 def _sources(loaded: LoadedRun) -> tuple[TrainSpec, Mapping[str, HeldOut]]:
     """What an island trains on, and the opened sets that it is scored on."""
     data, root = loaded.run.data, loaded.paths.root
-    cache_dir = root / loaded.island.data.cache
-    tokenizer = None if data.tokenizer == BYTE_TOKENS else root / data.tokenizer
-    sets = open_held_out(held_out_specs(data.evaluate, root, data.evaluate_bytes), cache_dir)
-    return train_spec(loaded, tokenizer, cache_dir), sets
+    specs = held_out_specs(data.evaluate, root, data.evaluate_bytes)
+    return _train_spec(loaded), open_held_out(specs, root / loaded.island.data.cache)
+
+
+def _train_spec(loaded: LoadedRun) -> TrainSpec:
+    root, tokenizer = loaded.paths.root, loaded.run.data.tokenizer
+    return train_spec(loaded, None if tokenizer == BYTE_TOKENS else root / tokenizer, root / loaded.island.data.cache)
 
 
 def train_spec(loaded: LoadedRun, tokenizer: Path | None, cache_dir: Path) -> TrainSpec:
@@ -207,7 +230,7 @@ def record_scores(island: Island, texts: Texts, scores: list[NamedScore], *, fin
         )
 
 
-def export(loaded: LoadedRun, island: Island, model: nn.Module, config: ModelConfig, manifest: Manifest) -> None:
+def export(loaded: LoadedRun, island: Island, trainer: Trainer, manifest: Manifest) -> None:
     """Write the joint model as ``model.safetensors`` beside the records, the same bytes at both islands of a pair.
 
     Integers count what an island has done since its last step and are not traded: the joint model has none yet.
@@ -215,11 +238,11 @@ def export(loaded: LoadedRun, island: Island, model: nn.Module, config: ModelCon
     path = loaded.own_paths.root / "model.safetensors"
     tensors = {
         name: tensor.detach() if tensor.is_floating_point() else torch.zeros_like(tensor)
-        for name, tensor in model.state_dict().items()
+        for name, tensor in trainer.model.state_dict().items()
     }
     metadata = {
         "run": loaded.run.hash,
-        "model": json.dumps(dataclasses.asdict(config)),
+        "model": json.dumps(dataclasses.asdict(trainer.config)),
         "digest": island.digest,
         "provisional": str(island.provisional).lower(),
         "manifest": manifest.digest,

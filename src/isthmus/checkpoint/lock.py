@@ -32,10 +32,11 @@ class IslandLock:
 
     Args:
         directory: The island's directory; it must exist.
+        what: What is locked, for the error; another directory than an island's can be.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE_NAME
+    def __init__(self, directory: Path, what: str = "the island") -> None:
+        self._path, self._what = directory / FILE_NAME, what
         self._fd: int | None = None
 
     def acquire(self) -> None:
@@ -97,7 +98,7 @@ class IslandLock:
         except msgspec.DecodeError:
             who = "a process that has not yet said which"
         return LockError(
-            f"another process holds the island in {self._path.parent}",
+            f"another process holds {self._what} in {self._path.parent}",
             got=f"{who}, since {since:%Y-%m-%d %H:%M:%S} UTC",
             mend="Stop it, or wait until it has ended.",
         )

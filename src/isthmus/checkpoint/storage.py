@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -148,6 +148,14 @@ class MemoryStorage:
 
     def sweep(self) -> None:
         """Nothing to do: an interrupted write leaves nothing."""
+
+    def state_dict(self) -> dict[str, bytes]:
+        """All files, for a snapshot of the virtual world."""
+        return dict(self._files)
+
+    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
+        """Hold exactly the files that ``state_dict`` gave."""
+        self._files = dict(state)
 
     def _content(self, name: str) -> bytes:
         try:

@@ -88,7 +88,7 @@ def read_run(paths: RunPaths, problems: list[Problem]) -> RunConfig | None:
     if run is None:
         return None
     problems.extend(room_problems(paths.run, run))
-    problems.extend(_tokenizer_problems(paths, run))
+    problems.extend(tokenizer_problems(paths.run, paths.root, run))
     return run
 
 
@@ -173,15 +173,16 @@ def _island_problems(shared: SharedFiles, own: IslandPaths, island: IslandConfig
     return problems
 
 
-def _tokenizer_problems(paths: RunPaths, run: RunConfig) -> list[Problem]:
+def tokenizer_problems(path: Path, root: Path, run: RunConfig) -> list[Problem]:
+    """What is wrong with the tokenizer's file, found from ``root``, of the run file at ``path``."""
     if run.data.tokenizer == BYTE_TOKENS:
         return []
-    path = paths.root / run.data.tokenizer
+    tokenizer = root / run.data.tokenizer
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
     except OSError as error:
-        return [Problem(paths.run, "data.tokenizer", f"{path} cannot be read: {error.strerror}")]
+        return [Problem(path, "data.tokenizer", f"{tokenizer} cannot be read: {error.strerror}")]
     if found == run.data.tokenizer_sha256:
         return []
-    what = f"got {run.data.tokenizer_sha256}; wanted {found}, which {path} has"
-    return [Problem(paths.run, "data.tokenizer_sha256", what, "All sites need the same file.")]
+    what = f"got {run.data.tokenizer_sha256}; wanted {found}, which {tokenizer} has"
+    return [Problem(path, "data.tokenizer_sha256", what, "All sites need the same file.")]

@@ -34,12 +34,12 @@ class Problem:
         return f"{place}{self.what}. {self.mend}" if self.mend else f"{place}{self.what}"
 
 
-def raise_problems(problems: Sequence[Problem]) -> None:
+def raise_problems(problems: Sequence[Problem], *, where: str = "the files of the run") -> None:
     """Raise one ConfigError that lists all problems, if there is any."""
     if problems:
         count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
         lines = "".join(f"\n  {problem}" for problem in problems)
-        raise ConfigError(f"{count} in the files of the run:{lines}")
+        raise ConfigError(f"{count} in {where}:{lines}")
 
 
 def read_table(path: Path, model: type[_Model], problems: list[Problem], *, mend: str = "") -> _Model | None:
@@ -120,9 +120,9 @@ def toml_path(loc: Sequence[int | str]) -> str:
 
 def _known_keys(model: type[BaseModel], loc: Sequence[int | str]) -> Collection[str]:
     for part in loc:
-        if isinstance(part, str):
-            model = next(_models_in(model.model_fields[part].annotation))
-    return model.model_fields
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

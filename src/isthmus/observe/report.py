@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import time
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jinja2
-import msgspec
-from markupsafe import Markup
 
 from isthmus.clock import Clock, SystemClock
 from isthmus.observe.charts import charts
 from isthmus.observe.journal import RecordDecoder, read_records
+from isthmus.observe.page import asset, render_page, replace_file
 from isthmus.observe.runfiles import recorded_paths, standard_paths
 from isthmus.observe.series import IslandSeries, collect
 from isthmus.observe.summary import summarise_tallies
-from isthmus.units import format_bytes, format_count, format_duration, format_rate
+from isthmus.units import format_duration
 
 REPORT_NAME = "report.html"
 _SILENT_S = 60.0
@@ -43,10 +35,7 @@ def write_report(run_dir: Path, clock: Clock | None = None) -> Path:
     standard = [collect(name, read_records(path, decoder)) for name, path in standard_paths(run_dir).items()]
     joint.sort(key=lambda island: (island.tally.slot, island.name))
     page = render_report(joint, standard, decoder, (clock or SystemClock()).wall_s())
-    path = run_dir / REPORT_NAME
-    fresh = path.with_suffix(".html.new")
-    fresh.write_text(page, encoding="utf-8")
-    return fresh.replace(path)
+    return replace_file(run_dir / REPORT_NAME, page)
 
 
 def render_report(
@@ -63,65 +52,22 @@ def render_report(
     summary = summarise_tallies(
         {island.name: island.tally for island in joint}, {island.name: island.tally for island in standard}
     )
-    style = _asset("uPlot.min.css") + _asset("report.css")
-    scripts = [_asset("uPlot.iife.min.js"), _asset("report.js")]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            summary=summary,
-            state=_state(joint, now_wall_s),
-            made_at=now_wall_s,
-            quiet=_quiet(joint, now_wall_s),
-            started_at=min((i.processes[0].start_s for i in joint if i.processes), default=None),
-            starts=_starts(joint, standard),
-            events=_events(joint, standard),
-            skipped={"unknown": decoder.unknown, "broken": decoder.broken},
-            data=_script_json(charts(joint, standard)),
-            style=Markup(style),
-            scripts=[Markup(script) for script in scripts],
-            policy=_policy(scripts),
-        )
+    return render_page(
+        "report.html.j2",
+        style=asset("report.css"),
+        script=asset("report.js"),
+        data=charts(joint, standard),
+        values={
+            "summary": summary,
+            "state": _state(joint, now_wall_s),
+            "made_at": now_wall_s,
+            "quiet": _quiet(joint, now_wall_s),
+            "started_at": min((i.processes[0].start_s for i in joint if i.processes), default=None),
+            "starts": _starts(joint, standard),
+            "events": _events(joint, standard),
+            "skipped": {"unknown": decoder.unknown, "broken": decoder.broken},
+        },
     )
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "bytes": format_bytes,
-        "bits_per_s": lambda bytes_per_s: format_rate(bytes_per_s * 8),
-        "count": format_count,
-        "duration": format_duration,
-        "date": lambda wall_s: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s)),
-        "time": lambda wall_s: time.strftime("%H:%M:%S", time.localtime(wall_s)),
-        "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
-    }
-    return environment
-
-
-def _asset(name: str) -> str:
-    return files("isthmus.observe").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _script_json(value: object) -> Markup:
-    """JSON that cannot end the script element it stands in."""
-    text = msgspec.json.encode(value).decode()
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy under which nothing runs but our own scripts, and nothing is fetched."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
 
 
 def _state(joint: Sequence[IslandSeries], now_wall_s: float) -> dict[str, str]:

@@ -1,19 +1,10 @@
 "use strict";
 (() => {
+  const { byId, colour, element, count, precise, axis, nearest, quantile, inPlot, fromZero, place, empty, figure, present } = plots;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const byId = (id) => document.getElementById(id);
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const islandColour = (index) => colour(data.islands[index].baseline ? "base" : `s${index % 6}`);
   const fragmentColour = (fragment) => colour(`f${fragment % 8}`);
-  const FONT = "12px system-ui, sans-serif";
   const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
-
-  const element = (tag, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
 
   const two = (n) => String(n).padStart(2, "0");
   const duration = (s) => {
@@ -22,53 +13,14 @@
     if (whole < 3600) return `${Math.floor(whole / 60)}:${two(whole % 60)}`;
     return `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
   };
-  const count = (n) => {
-    if (n == null) return "–";
-    for (const [size, name] of [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e3, " k"]])
-      if (Math.abs(n) >= size) return `${+(n / size).toPrecision(3)}${name}`;
-    return `${Math.round(n)}`;
-  };
-  const precise = (digits) => (n) => (n == null ? "–" : n.toFixed(digits));
   const AXES = {
     tokens: { format: count },
     time: { format: duration, incrs: SECONDS },
   };
 
-  const axis = (options) => ({
-    stroke: colour("soft"),
-    font: FONT,
-    grid: { stroke: colour("grid"), width: 1 },
-    ticks: { stroke: colour("grid"), width: 1, size: 5 },
-    ...options,
-  });
   const xAxis = (kind) => {
     const { format, incrs } = AXES[kind];
     return axis({ values: (_, splits) => splits.map(format), space: 70, size: 34, ...(incrs ? { incrs } : {}) });
-  };
-
-  /* The nearest drawn point of each series, so that lines with different x can share a legend. */
-  const nearest = (u, series, hovered) => {
-    const values = u.data[series];
-    for (let off = 0; off < values.length; off++) {
-      if (values[hovered - off] != null) return hovered - off;
-      if (values[hovered + off] != null) return hovered + off;
-    }
-    return hovered;
-  };
-
-  const quantile = (values, share) => {
-    const sorted = values.filter((v) => v != null).sort((a, b) => a - b);
-    return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : 1;
-  };
-
-  const inPlot = (u, draw) => {
-    const { left, top, width, height } = u.bbox;
-    u.ctx.save();
-    u.ctx.beginPath();
-    u.ctx.rect(left, top, width, height);
-    u.ctx.clip();
-    draw(u.ctx, u.bbox, devicePixelRatio || 1);
-    u.ctx.restore();
   };
 
   const rule = (u, value, label) => {
@@ -87,19 +39,6 @@
       ctx.fillText(label, box.left + box.width - 4 * ratio, y - 4 * ratio);
     });
   };
-
-  /* Unzoomed, an axis starts at 0. */
-  const fromZero = (u, min, max) => [min === u.data[0][0] ? 0 : min, max === min ? max + 1 : max];
-
-  let plots = [];
-  const place = (host, height, options, columns) => {
-    host.replaceChildren();
-    const width = Math.max(host.clientWidth, 240);
-    const plot = new uPlot({ width, height, padding: [10, 12, 0, 0], ...options }, columns, host);
-    plots.push({ plot, host, height });
-    return plot;
-  };
-  const empty = (host, text) => host.replaceChildren(element("p", "none", text));
 
   /* lines: one {x, y, smooth} per island; kind: "tokens" or "time". */
   const lineChart = (host, lines, kind, { share, points, digits, xz, nothing }) => {
@@ -130,15 +69,6 @@
       plot.root.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
         if (i % 2 === 1) row.style.display = "none";
       });
-  };
-
-  const figure = (title, note) => {
-    const made = element("figure", "chart");
-    const caption = element("figcaption");
-    caption.append(element("b", "", title), " ", element("span", "", note));
-    const plot = element("div", "plot");
-    made.append(caption, plot);
-    return [made, plot];
   };
 
   const losses = () => {
@@ -296,31 +226,10 @@
     }, [[0, end], [null, null]]);
   };
 
-  const build = () => {
-    for (const { plot } of plots) plot.destroy();
-    plots = [];
+  present(() => {
     losses();
     scores();
     links();
     timeline();
-  };
-
-  build();
-  let pending = 0;
-  const resize = () => {
-    cancelAnimationFrame(pending);
-    pending = requestAnimationFrame(() => {
-      for (const { plot, host, height } of plots)
-        if (host.clientWidth && host.clientWidth !== plot.width) plot.setSize({ width: host.clientWidth, height });
-    });
-  };
-  addEventListener("resize", resize);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
-  const print = (on) => {
-    if (on) document.documentElement.dataset.theme = "light";
-    else delete document.documentElement.dataset.theme;
-    build();
-  };
-  addEventListener("beforeprint", () => print(true));
-  addEventListener("afterprint", () => print(false));
+  });
 })();
