@@ -12,6 +12,7 @@ from isthmus.lab.findings import ArmInfo, StudyInfo, Tuning
 from isthmus.lab.report import write_study_report
 from isthmus.lab.runner import CACHE_NAME, Runner
 from isthmus.lab.setup import merged
+from isthmus.lab.statistics import require_scipy
 from isthmus.lab.study import load_study
 from isthmus.lab.study_file import Arm, Study
 from isthmus.lab.worker import work
@@ -26,6 +27,7 @@ def run_study(path: Path, out: Path | None, *, jobs: int | None, only_report: bo
     Returns:
         The exit code: 1 if a run failed.
     """
+    require_scipy()
     runner = _runner(path, out)
     console = Console()
     if not only_report:

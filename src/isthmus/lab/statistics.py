@@ -146,6 +146,15 @@ def _tail(distance: float, error: float, n: int) -> float:
     return float(_special().stdtr(n - 1, -distance / error))
 
 
+def require_scipy() -> None:
+    """Make sure, before anything takes time, that intervals can be had.
+
+    Raises:
+        IsthmusError: The package scipy is missing.
+    """
+    _special()
+
+
 def _special() -> Any:
     try:
         from scipy import special
