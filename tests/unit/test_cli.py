@@ -38,9 +38,33 @@ def exit_code(*argv: str) -> int:
 def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--version") == 0
     assert __version__ in capsys.readouterr().out
-    for command in ("init", "demo", "train", "up", "status", "report", "eval", "export", "roster", "plan", "shape"):
+    for command in (
+        "init",
+        "demo",
+        "train",
+        "up",
+        "status",
+        "report",
+        "eval",
+        "export",
+        "roster",
+        "plan",
+        "lab",
+        "shape",
+    ):
         assert exit_code(command, "--help") == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("asked", "got"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_leave_cores_to_others_unless_asked_not_to(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, got: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", asked or "")
+    if asked is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    exit_code("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == got
 
 
 @pytest.mark.parametrize(
@@ -48,6 +72,8 @@ def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (),
         ("sail",),
+        ("lab",),
+        ("lab", "study.toml", "--jobs", "0"),
         ("train", "somewhere"),
         ("plan", "--surprise"),
         ("plan", "--islands", "0"),

@@ -19,6 +19,8 @@ _COMMANDS = (init, demo, train, status, report, evaluate, roster, plan, lab, sha
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse itself exits with 0 after help and 2 on bad arguments."""
+    # Threads that spin while they wait starve on cores that others use too; OpenMP reads this when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and not args.passes_rest:
