@@ -40,11 +40,11 @@ FRAGMENTS = 24
 CODEC = "int4"
 OUTER_LR, MOMENTUM = 0.7, 0.5
 
-STATE_BYTES = 5 * 4 + 2 * 0.53
-"""Bytes a parameter at one end: fast, slow, velocity, reference, the merged reference; two payloads."""
+STATE_BYTES = 4 * 4 + 2 * 0.53
+"""Bytes a parameter at one end: fast, slow, velocity, reference; two payloads."""
 
-PASSING_BYTES = 4 * 4
-"""Bytes a parameter of the largest tensor, at one end at a time: both decoded publications and two temporaries."""
+PASSING_BYTES = 4
+"""Bytes a parameter of the largest tensor, at one end at a time: what it is trained by."""
 
 BASE_BYTES = 2 * (400 << 20)
 """Two ends and their link processes without any weights."""
@@ -170,7 +170,6 @@ class End:
         self.slow.depart(0, outer_lr=OUTER_LR, momentum=MOMENTUM)
 
     def _encode(self) -> None:
-        self.slow.rms(self.other, 0)
         self.payload = self.link.buffer(self.slow.payload_bytes(0, CODEC))
         self.slow.encode(self.other, 0, CODEC, self.payload)
         self.mine = Header(

@@ -41,15 +41,19 @@ def depart_buffer(slow: Tensor, fast: Tensor) -> None:
 
 
 @torch.no_grad()
-def difference(slow: Tensor, reference: Tensor | None) -> Tensor:
-    """What a publication codes, y − c, in a new tensor; no reference means c = 0."""
-    return slow.clone() if reference is None else slow - reference
+def difference(slow: Tensor, reference: Tensor | None, *, out: Tensor | None = None) -> Tensor:
+    """What a publication codes, y − c, in a new tensor or in ``out``; no reference means c = 0."""
+    if reference is not None:
+        return torch.sub(slow, reference, out=out)
+    return slow.clone() if out is None else out.copy_(slow)
 
 
 @torch.no_grad()
-def published(reference: Tensor | None, decoded: Tensor) -> Tensor:
-    """What a publication says once it is decoded, ŷ = c + decode(q), in a new tensor."""
-    return decoded.clone() if reference is None else reference + decoded
+def published(reference: Tensor | None, decoded: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """What a publication says once it is decoded, ŷ = c + decode(q), in a new tensor or in ``out``."""
+    if reference is not None:
+        return torch.add(reference, decoded, out=out)
+    return decoded.clone() if out is None else out.copy_(decoded)
 
 
 def counts_alone(complete: Sequence[bool], run_tokens: Sequence[int]) -> int:
@@ -81,11 +85,17 @@ def merge_weights(tokens: Sequence[int], *, counts_if_none: int) -> tuple[float,
 
 
 @torch.no_grad()
-def merge_reference(reference: Tensor | None, decoded: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
-    """The next reference, c' = c + Σ w_i·decode(q_i) in order of slots, in a new tensor.
+def merge_reference(
+    reference: Tensor | None,
+    decoded: Sequence[Tensor | None],
+    weights: Sequence[float],
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The next reference, c' = c + Σ w_i·decode(q_i) in order of slots, in a new tensor or in ``out``.
 
-    A term of weight 0 is skipped and may be None (a publication without payload); no reference means c = 0.
-    The bits are those of numpy's fp32.
+    The decoded tensors are used up. ``out`` may be the reference itself. A term of weight 0 is skipped and may be None
+    (a publication without payload); no reference means c = 0. The bits are those of numpy's fp32.
 
     Raises:
         ProtocolError: A term with weight is missing.
@@ -96,26 +106,30 @@ def merge_reference(reference: Tensor | None, decoded: Sequence[Tensor | None], 
             continue
         if values is None:
             raise ProtocolError("a publication without payload has weight", got=weight, wanted=0)
-        term = values * weight
+        term = values.mul_(weight)
         merged = term if merged is None else merged.add_(term)
     if merged is None:
         raise ProtocolError("no publication of a meeting has weight")
-    return merged if reference is None else merged.add_(reference)
+    if reference is not None:
+        return torch.add(merged, reference, out=out)
+    return merged if out is None else out.copy_(merged)
 
 
 @torch.no_grad()
-def arrive(slow: Tensor, fast: Tensor, *, published: Tensor, merged: Tensor) -> None:
-    """Apply a meeting's correction κ = c' − ŷ in place, however late: a ← a + κ;  θ ← θ + κ."""
-    correction = merged - published
+def arrive(slow: Tensor, *, published: Tensor, merged: Tensor) -> Tensor:
+    """Apply a meeting's correction κ = c' − ŷ to slow weights in place, a ← a + κ; returns κ, in the memory of ŷ.
+
+    It is to be added to the fast weights, too, however late: θ ← θ + κ.
+    """
+    correction = torch.sub(merged, published, out=published)
     slow.add_(correction)
-    fast.add_(correction)
+    return correction
 
 
 @torch.no_grad()
-def adopt(slow: Tensor, fast: Tensor, velocity: Tensor | None, *, merged: Tensor) -> None:
-    """Take a meeting's result whole, in place: a ← θ ← c';  m ← 0. A buffer has no velocity."""
+def adopt(slow: Tensor, velocity: Tensor | None, *, merged: Tensor) -> None:
+    """Take a meeting's result whole, in place: a ← c';  m ← 0, and θ is to be it, too. A buffer has no velocity."""
     slow.copy_(merged)
-    fast.copy_(merged)
     if velocity is not None:
         velocity.zero_()
 

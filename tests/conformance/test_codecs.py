@@ -66,6 +66,14 @@ def encoded(name: str, rows: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def read(name: str, data: torch.Tensor, length: int) -> torch.Tensor:
+    """As it is read: what does not pass the check is not decoded."""
+    CODECS[name].check(data.numpy(), length)
+    rows = torch.full((data.shape[0], length), torch.nan)
+    CODECS[name].decode(data, rows)
+    return rows
+
+
 def gaussian(num_rows: int, length: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, length, generator=generator) * 10.0 ** torch.randint(
@@ -83,12 +91,12 @@ class TestEveryCodec:
     def test_decoding_equals_numpy_bit_for_bit(self, name: str, length: int) -> None:
         data = encoded(name, gaussian(9, length))
         expected = ROWS[name].decode(data.numpy(), length)
-        assert CODECS[name].decode(data, length).numpy().tobytes() == expected.tobytes()
+        assert read(name, data, length).numpy().tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("length", LENGTHS)
     def test_the_error_is_bounded_by_the_largest_element_of_the_row(self, name: str, length: int) -> None:
         rows = gaussian(9, length)
-        error = (CODECS[name].decode(encoded(name, rows), length) - rows).abs()
+        error = (read(name, encoded(name, rows), length) - rows).abs()
         assert (error <= ROWS[name].error * rows.abs().amax(1, keepdim=True)).all()
 
     @pytest.mark.parametrize("length", LENGTHS)
@@ -96,25 +104,25 @@ class TestEveryCodec:
         rows = gaussian(7, length)
         assert torch.equal(encoded(name, rows[2:5]), encoded(name, rows)[2:5])
         assert torch.equal(
-            CODECS[name].decode(encoded(name, rows)[2:5], length),
-            CODECS[name].decode(encoded(name, rows), length)[2:5],
+            read(name, encoded(name, rows)[2:5], length),
+            read(name, encoded(name, rows), length)[2:5],
         )
 
     def test_more_rows_than_one_chunk_are_coded_alike(self, name: str) -> None:
         rows = gaussian(600, 1000)
         whole = encoded(name, rows)
         assert torch.equal(whole[599:], encoded(name, rows[599:]))
-        assert torch.equal(CODECS[name].decode(whole, 1000)[599:], CODECS[name].decode(whole[599:], 1000))
+        assert torch.equal(read(name, whole, 1000)[599:], read(name, whole[599:], 1000))
 
     def test_zeros_stay_zeros(self, name: str) -> None:
         data = encoded(name, torch.zeros(2, 130))
         assert not data.any()
-        assert not CODECS[name].decode(data, 130).any()
+        assert not read(name, data, 130).any()
 
     @pytest.mark.parametrize("value", [1e-45, 1e-38, 1.2e-38, 1e-30, 1e-29, 1.0, 2.9e38, 3e38, LARGEST])
     def test_finite_values_of_any_size_decode_to_finite_values(self, name: str, value: float) -> None:
         rows = torch.tensor([[value, -value, 0.0, value / 3]]).repeat(2, 40)
-        error = (CODECS[name].decode(encoded(name, rows), 160) - rows).abs().max()
+        error = (read(name, encoded(name, rows), 160) - rows).abs().max()
         assert error <= max(0.13 * value, 1.1e-28)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -133,7 +141,7 @@ class TestEveryCodec:
         for _ in range(200):
             data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
             try:
-                assert CODECS[name].decode(data, length).isfinite().all()
+                assert read(name, data, length).isfinite().all()
                 decoded += 1
             except CodecError:
                 continue
@@ -142,20 +150,26 @@ class TestEveryCodec:
     @pytest.mark.parametrize("extra", [-1, 1])
     def test_rows_of_another_length_are_refused(self, name: str, extra: int) -> None:
         width = CODECS[name].row_bytes(130)
+        data = torch.zeros(2, width + extra, dtype=torch.uint8)
         with pytest.raises(CodecError, match="expected length"):
-            CODECS[name].decode(torch.zeros(2, width + extra, dtype=torch.uint8), 130)
-        with pytest.raises(CodecError, match="does not fit"):
-            CODECS[name].encode(torch.zeros(2, 130), torch.zeros(2, width + extra, dtype=torch.uint8))
+            CODECS[name].check(data.numpy(), 130)
+        with pytest.raises(CodecError, match="do not fit"):
+            CODECS[name].decode(data, torch.zeros(2, 130))
+        with pytest.raises(CodecError, match="do not fit"):
+            CODECS[name].encode(torch.zeros(2, 130), data)
 
     def test_other_types_and_shapes_are_refused(self, name: str) -> None:
         width = CODECS[name].row_bytes(130)
-        out = torch.zeros(2, width, dtype=torch.uint8)
+        out, rows = torch.zeros(2, width, dtype=torch.uint8), torch.zeros(2, 130)
+        for wrong in (rows.double(), rows.flatten(), rows[:1]):
+            with pytest.raises(CodecError):
+                CODECS[name].encode(wrong, out)
+            with pytest.raises(CodecError):
+                CODECS[name].decode(out, wrong)
         with pytest.raises(CodecError):
-            CODECS[name].encode(torch.zeros(2, 130, dtype=torch.float64), out)
+            CODECS[name].decode(out.to(torch.int8), rows)
         with pytest.raises(CodecError):
-            CODECS[name].encode(torch.zeros(260), out)
-        with pytest.raises(CodecError):
-            CODECS[name].decode(out.to(torch.int8), 130)
+            CODECS[name].check(out.to(torch.int8).numpy(), 130)
 
     def test_views_that_are_not_contiguous_are_coded_alike(self, name: str) -> None:
         rows = gaussian(130, 6)
@@ -168,6 +182,6 @@ class TestEveryCodec:
         CODECS[name].encode(rows, buffer[1:].view(3, width))
         assert torch.equal(buffer[1:].view(3, width), encoded(name, rows))
         assert torch.equal(
-            CODECS[name].decode(buffer[1:].view(3, width), 131),
-            CODECS[name].decode(encoded(name, rows), 131),
+            read(name, buffer[1:].view(3, width), 131),
+            read(name, encoded(name, rows), 131),
         )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from headers import header
 from isthmus.codec import NO_CODEC
 from isthmus.errors import CodecError, ShapeError
 from isthmus.session import Cut, cut_model
@@ -54,15 +55,6 @@ def trade_with_copy(slow: SlowState, fragment: int, codec: str = "fp32", mode: M
     numbers += 1.0
     own, other = header(fragment, codec, len(mine)), header(fragment, "fp32", len(theirs))
     slow.arrive(Arrive(("b",), fragment, own, (other,), 0, mode), [memoryview(mine), memoryview(theirs)])
-
-
-def header(fragment: int, codec: str, num_bytes: int, **changes: object) -> Header:
-    fields: dict[str, object] = {
-        "run": "ab" * 32, "sender": "b", "receiver": "a", "fragment": fragment, "epoch": 0, "version": 0,
-        "sender_incarnation": 1, "receiver_incarnation": 1, "publication": 1 << 32 | 1, "step": 5, "tokens": 40,
-        "weight_tokens": 40, "run_tokens": 80, "cursor": 5, "reference": b"", "codec": codec, "num_bytes": num_bytes,
-    }  # fmt: skip
-    return Header(**fields | changes)
 
 
 def move(model: nn.Module, by: float = 0.5) -> None:

@@ -3,16 +3,16 @@
 What crosses a link is decoded at both ends to the same bits, on any hardware.
 """
 
-from isthmus.codec.base import Codec
+from isthmus.codec.base import Codec, is_finite, rows_at_once
 from isthmus.codec.payload import (
     FOLLOW_CODEC,
     NO_CODEC,
     PayloadEntry,
     Slice,
-    check_entry,
+    check_part,
     codec_of,
-    decode_entry,
-    encode_entry,
+    decode_parts,
+    encode_parts,
     payload_bytes,
     slices,
 )
@@ -25,11 +25,13 @@ __all__ = [
     "Codec",
     "PayloadEntry",
     "Slice",
-    "check_entry",
+    "check_part",
     "codec_named",
     "codec_of",
-    "decode_entry",
-    "encode_entry",
+    "decode_parts",
+    "encode_parts",
+    "is_finite",
     "payload_bytes",
+    "rows_at_once",
     "slices",
 ]

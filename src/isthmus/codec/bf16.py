@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.codec.base import check_bytes, check_rows, require_finite
+from isthmus.codec.base import check_bytes, check_fit, is_finite, not_finite
 
 _LARGEST = torch.finfo(torch.bfloat16).max
+_EXPONENT = 0x7F80
 
 
 class Bf16:
@@ -25,19 +28,18 @@ class Bf16:
 
     def encode(self, rows: Tensor, out: Tensor) -> None:
         """See ``Codec.encode``."""
-        check_rows(rows, out, self.row_bytes(rows.shape[-1]))
-        require_finite(rows, "rows")
+        check_fit(rows, out, self.row_bytes(rows.shape[-1]))
+        if not is_finite(rows):
+            raise not_finite("rows")
         out.copy_(rows.clamp(-_LARGEST, _LARGEST).to(torch.bfloat16).contiguous().view(torch.uint8))
 
-    def check(self, data: Tensor, row_length: int) -> None:
+    def check(self, data: NDArray[np.uint8], row_length: int) -> None:
         """See ``Codec.check``."""
-        self.decode(data, row_length)
-
-    def decode(self, data: Tensor, row_length: int) -> Tensor:
-        """See ``Codec.decode``; exact, as every bfloat16 is an fp32 number."""
         check_bytes(data, self.row_bytes(row_length))
-        halves = torch.empty(data.shape[0], row_length, dtype=torch.bfloat16, device=data.device)
-        halves.view(torch.uint8).copy_(data)
-        rows = halves.float()
-        require_finite(rows, "encoded rows")
-        return rows
+        if (data.view("<u2") & _EXPONENT == _EXPONENT).any():
+            raise not_finite("encoded rows")
+
+    def decode(self, data: Tensor, rows: Tensor) -> None:
+        """See ``Codec.decode``; exact, as every bfloat16 is an fp32 number."""
+        check_fit(rows, data, self.row_bytes(rows.shape[-1]))
+        rows.copy_(data.clone(memory_format=torch.contiguous_format).view(torch.bfloat16))

@@ -11,13 +11,17 @@ keeps products far from subnormal numbers, which some hardware flushes to zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.codec.base import check_bytes, check_rows, row_chunks
+from isthmus.codec.base import check_bytes, check_fit, not_finite
 from isthmus.errors import CodecError
 
 BLOCK = 128
@@ -38,8 +42,8 @@ class BlockCodec:
     Attributes:
         name: The codec's name.
         bits: Bits per code, 4 or 8.
-        pack: Int8 codes [r, n], n even, to their bytes, uint8 [r, n * bits / 8].
-        unpack: The inverse of ``pack``.
+        pack: Int8 codes [r, n] to integers [r, b] of any type whose lowest bytes are the row's b bytes.
+        unpack: Bytes, uint8 [r, b], to int8 codes, perhaps one more than there were.
     """
 
     name: str
@@ -63,72 +67,77 @@ class BlockCodec:
 
     def encode(self, rows: Tensor, out: Tensor) -> None:
         """See ``Codec.encode``."""
-        check_rows(rows, out, self.row_bytes(rows.shape[-1]))
-        for chunk in row_chunks(rows):
-            self._encode_chunk(rows[chunk], out[chunk])
-
-    def check(self, data: Tensor, row_length: int) -> None:
-        """See ``Codec.check``; under a legal scale every code is finite."""
-        self._checked_scales(data, row_length)
-
-    def decode(self, data: Tensor, row_length: int) -> Tensor:
-        """See ``Codec.decode``."""
-        scales, scale_bytes = self._checked_scales(data, row_length), _scale_bytes(row_length)
-        rows = torch.empty(data.shape[0], row_length, dtype=torch.float32, device=data.device)
-        for chunk in row_chunks(rows):
-            part = rows[chunk]
-            part.copy_(self.unpack(data[chunk, scale_bytes:])[:, :row_length])
-            for blocks, scale in _blocks(part, scales[chunk]):
-                blocks.mul_(scale)
-        return rows
-
-    def _encode_chunk(self, rows: Tensor, out: Tensor) -> None:
-        num_rows, row_length = rows.shape
+        check_fit(rows, out, self.row_bytes(rows.shape[-1]))
         scratch = rows.abs()
-        scales = self._scales(torch.cat([blocks.amax(-1) for blocks, _ in _blocks(scratch)], dim=1))
-        inverse = torch.where(scales > 0, scales.float().reciprocal(), 0.0)
-        for (blocks, factor), (scaled, _) in zip(_blocks(rows, inverse), _blocks(scratch), strict=True):
+        scales = self._scales(torch.cat([blocks.amax(-1) for blocks in _blocks(scratch)], dim=1))
+        inverse = scales.float().reciprocal_().nan_to_num_(posinf=0.0)
+        for blocks, scaled, factor in zip(_blocks(rows), _blocks(scratch), _per_block(inverse, rows), strict=True):
             torch.mul(blocks, factor, out=scaled)
-        scratch.round_().clamp_(-self.max_code, self.max_code)
-        codes = torch.empty(num_rows, row_length + row_length % 2, dtype=torch.int8, device=rows.device)
-        codes[:, :row_length].copy_(scratch)
-        codes[:, row_length:].zero_()
-        scale_bytes = _scale_bytes(row_length)
-        out[:, :scale_bytes].copy_(scales.view(torch.uint8))
-        out[:, scale_bytes:].copy_(self.pack(codes)[:, : out.shape[1] - scale_bytes])
+        codes = scratch.round_().clamp_(-self.max_code, self.max_code).to(torch.int8)
+        scale_bytes, code_bytes = _split(out, rows.shape[1])
+        scale_bytes.copy_(scales.view(torch.uint8))
+        code_bytes.copy_(self.pack(codes))
 
-    def _scales(self, absmax: Tensor) -> Tensor:
-        if not absmax.isfinite().all():
-            raise CodecError("rows hold a value that is not finite", wanted="finite values only")
-        scales = (absmax / self.max_code).clamp_(max=self.max_scale).to(torch.bfloat16)
-        return torch.where(scales < MIN_SCALE, 0.0, scales)
-
-    def _checked_scales(self, data: Tensor, row_length: int) -> Tensor:
-        """The scales of encoded rows, fp32 [r, blocks]."""
+    def check(self, data: NDArray[np.uint8], row_length: int) -> None:
+        """See ``Codec.check``; under a legal scale every code is finite."""
         check_bytes(data, self.row_bytes(row_length))
-        scales = data[:, : _scale_bytes(row_length)].clone(memory_format=torch.contiguous_format)
-        scales = scales.view(torch.bfloat16).float()
-        legal = (scales == 0) | ((scales >= MIN_SCALE) & (scales <= self.max_scale))
-        if not legal.all():
+        scales = np.ascontiguousarray(data[:, : _scale_bytes(row_length)]).view("<u2")
+        least, most = self._legal_bits
+        if not ((scales - least <= most - least) | (scales == 0)).all():  # below least wraps around
             raise CodecError(
                 "encoded rows hold an impossible scale",
                 wanted=f"0, or {MIN_SCALE:.3g} to {self.max_scale:.3g}",
             )
-        return scales
+
+    def decode(self, data: Tensor, rows: Tensor) -> None:
+        """See ``Codec.decode``."""
+        check_fit(rows, data, self.row_bytes(rows.shape[-1]))
+        scale_bytes, code_bytes = _split(data, rows.shape[1])
+        codes = self.unpack(code_bytes)
+        rows.copy_(codes if codes.shape == rows.shape else codes[:, : rows.shape[1]])
+        scales = scale_bytes.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+        for blocks, factor in zip(_blocks(rows), _per_block(scales, rows), strict=True):
+            blocks.mul_(factor)
+
+    @cached_property
+    def _legal_bits(self) -> tuple[np.uint16, np.uint16]:
+        """The smallest and the largest scale as integers, which lie in the order of the positive floats they are."""
+        least, most = (np.float32(scale).view(np.uint32) >> 16 for scale in (MIN_SCALE, self.max_scale))
+        return np.uint16(least), np.uint16(most)
+
+    def _scales(self, absmax: Tensor) -> Tensor:
+        """bf16 scales of blocks of such absolute maxima."""
+        if not math.isfinite(absmax.amax()):
+            raise not_finite("rows")
+        scales = absmax.div_(self.max_code).clamp_(max=self.max_scale).to(torch.bfloat16)
+        return scales.masked_fill_(scales < MIN_SCALE, 0.0)
 
 
 def _scale_bytes(row_length: int) -> int:
     return 2 * -(-row_length // BLOCK)
 
 
-def _blocks(rows: Tensor, scales: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Views of ``rows`` [r, n]: whole blocks [r, b, 128] and the short last one [r, 1, n % 128]; with scales."""
-    row_length = rows.shape[1]
-    whole = row_length // BLOCK
-    factors = rows if scales is None else scales.unsqueeze(-1)
-    views = []
-    if whole:
-        views.append((rows[:, : whole * BLOCK].view(-1, whole, BLOCK), factors[:, :whole]))
-    if row_length > whole * BLOCK:
-        views.append((rows[:, whole * BLOCK :].unsqueeze(1), factors[:, whole:]))
-    return views
+def _split(data: Tensor, row_length: int) -> tuple[Tensor, ...]:
+    """Encoded rows' scales and codes."""
+    scale_bytes = _scale_bytes(row_length)
+    return data.split_with_sizes([scale_bytes, data.shape[1] - scale_bytes], dim=1)
+
+
+def _blocks(rows: Tensor) -> list[Tensor]:
+    """Views of rows [r, n] as blocks [r, b, 128], and the short last block [r, 1, n % 128]."""
+    num_rows, row_length = rows.shape
+    short = row_length % BLOCK
+    if short == row_length:
+        return [rows.unsqueeze(1)]
+    if not short:
+        return [rows.view(num_rows, -1, BLOCK)]
+    whole, last = rows.split_with_sizes([row_length - short, short], dim=1)
+    return [whole.view(num_rows, -1, BLOCK), last.unsqueeze(1)]
+
+
+def _per_block(scales: Tensor, rows: Tensor) -> list[Tensor]:
+    """Scales [r, blocks] as factors of ``_blocks(rows)``."""
+    factors = scales.unsqueeze(-1)
+    if rows.shape[1] % BLOCK in (0, rows.shape[1]):
+        return [factors]
+    return [factors[:, :-1], factors[:, -1:]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.codec.base import check_bytes, check_rows, require_finite
+from isthmus.codec.base import check_bytes, check_fit, is_finite, not_finite
 
 
 class Fp32:
@@ -19,18 +21,18 @@ class Fp32:
 
     def encode(self, rows: Tensor, out: Tensor) -> None:
         """See ``Codec.encode``."""
-        check_rows(rows, out, self.row_bytes(rows.shape[-1]))
-        require_finite(rows, "rows")
+        check_fit(rows, out, self.row_bytes(rows.shape[-1]))
+        if not is_finite(rows):
+            raise not_finite("rows")
         out.copy_(rows.contiguous().view(torch.uint8))
 
-    def check(self, data: Tensor, row_length: int) -> None:
+    def check(self, data: NDArray[np.uint8], row_length: int) -> None:
         """See ``Codec.check``."""
-        self.decode(data, row_length)
-
-    def decode(self, data: Tensor, row_length: int) -> Tensor:
-        """See ``Codec.decode``; the values keep every bit."""
         check_bytes(data, self.row_bytes(row_length))
-        rows = torch.empty(data.shape[0], row_length, dtype=torch.float32, device=data.device)
+        if not np.isfinite(data.view("<f4")).all():
+            raise not_finite("encoded rows")
+
+    def decode(self, data: Tensor, rows: Tensor) -> None:
+        """See ``Codec.decode``; the values keep every bit."""
+        check_fit(rows, data, self.row_bytes(rows.shape[-1]))
         rows.view(torch.uint8).copy_(data)
-        require_finite(rows, "encoded rows")
-        return rows

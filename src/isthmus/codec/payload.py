@@ -6,12 +6,13 @@ A payload is the entries' encoded rows, end to end, in the order given. A fragme
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.codec.registry import codec_named
@@ -50,7 +51,7 @@ class PayloadEntry(Protocol):
 
 @dataclass(frozen=True)
 class Slice:
-    """One entry's part of a payload: ``rows`` rows of ``row_length`` elements, coded by ``codec``."""
+    """Rows of one entry in a payload: ``rows`` rows of ``row_length`` elements, coded by ``codec``."""
 
     name: str
     codec: str
@@ -58,6 +59,13 @@ class Slice:
     num_bytes: int
     rows: int
     row_length: int
+
+    def part(self, first: int, rows: int) -> Slice:
+        """The slice of ``rows`` of these rows, from ``first`` on."""
+        if rows == self.rows:
+            return self
+        row_bytes = self.num_bytes // self.rows
+        return Slice(self.name, self.codec, self.offset + first * row_bytes, rows * row_bytes, rows, self.row_length)
 
 
 def codec_of(policy: str, codec: str, embedding_codec: str) -> str:
@@ -96,69 +104,72 @@ def payload_bytes(entries: Iterable[PayloadEntry], codec: str, embedding_codec: 
     return sum(part.num_bytes for part in slices(entries, codec, embedding_codec))
 
 
-def encode_entry(tensor: Tensor, part: Slice, payload: memoryview) -> None:
-    """Write ``tensor``, fp32 of any shape with the slice's number of elements, into its slice of ``payload``.
+def encode_parts(rows: Tensor, parts: Sequence[Slice], payload: memoryview) -> None:
+    """Write ``rows``, fp32 of any shape, into their slices of ``payload``: all coded alike, end to end in ``rows``.
 
     Raises:
-        CodecError: A value is not finite, or tensor, slice and payload do not fit.
+        CodecError: A value is not finite, or rows, slices and payload do not fit.
     """
-    _check_length(part, payload)
-    if tensor.numel() != part.rows * part.row_length:
+    codec, num_rows = codec_named(parts[0].codec), sum(part.rows for part in parts)
+    if rows.numel() != num_rows * parts[0].row_length:
         raise CodecError(
-            f"'{part.name}' does not fit its slice",
-            got=f"{tensor.numel()} elements",
-            wanted=f"{part.rows} rows of {part.row_length}",
+            f"'{parts[0].name}' does not fit its slice",
+            got=f"{rows.numel()} elements",
+            wanted=f"{num_rows} rows of {parts[0].row_length}",
         )
-    rows = tensor.detach().reshape(part.rows, part.row_length)
-    target = torch.frombuffer(payload, dtype=torch.uint8, offset=part.offset, count=part.num_bytes)
-    target = target.view(part.rows, -1)
-    staged = target if rows.device == target.device else torch.empty_like(target, device=rows.device)
+    matrix = rows.detach().reshape(num_rows, -1)
+    packed = torch.empty(num_rows, codec.row_bytes(matrix.shape[1]), dtype=torch.uint8, device=matrix.device)
     try:
-        codec_named(part.codec).encode(rows, staged)
+        codec.encode(matrix, packed)
     except CodecError as error:
-        raise CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted) from error
-    if staged is not target:
-        target.copy_(staged)
+        if len(parts) > 1:
+            for part, own in zip(parts, matrix.split_with_sizes([part.rows for part in parts]), strict=True):
+                encode_parts(own, [part], payload)
+        raise _named(error, parts[0]) from error
+    source = packed.cpu().view(-1).numpy()
+    at = 0
+    for part in parts:
+        _bytes_of(payload, part)[:] = source[at : at + part.num_bytes]
+        at += part.num_bytes
 
 
-def decode_entry(payload: memoryview, part: Slice, device: torch.device | str = "cpu") -> Tensor:
-    """The rows, fp32 [rows, row_length], that lie in a slice of ``payload``, which may be read-only.
+def decode_parts(payload: memoryview, parts: Sequence[Slice], rows: Tensor) -> Tensor:
+    """Write what slices of ``payload`` encode into ``rows``, fp32 [rows, row_length], end to end; they are coded alike.
 
-    The packed bytes are copied once, to ``device``, and decoded there.
+    The packed bytes are copied once, to the device of ``rows``, and decoded there. They were checked before; the
+    payload may be read-only.
 
     Raises:
-        CodecError: The bytes are too few, or not those of finite rows.
+        CodecError: The bytes are too few, or do not fit.
     """
-    data = _packed(payload, part).to(device)
-    try:
-        return codec_named(part.codec).decode(data, part.row_length)
-    except CodecError as error:
-        raise CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted) from error
+    packed = torch.from_numpy(np.concatenate([_bytes_of(payload, part) for part in parts])).to(rows.device)
+    codec_named(parts[0].codec).decode(packed.view(-1, parts[0].num_bytes // parts[0].rows), rows)
+    return rows
 
 
-def check_entry(payload: memoryview, part: Slice) -> None:
-    """Refuse, at less cost, a slice that ``decode_entry`` would refuse.
+def check_part(payload: memoryview, part: Slice) -> None:
+    """Refuse a slice that does not decode to finite rows.
 
     Raises:
-        CodecError: As ``decode_entry``.
+        CodecError: It is one, or the bytes are too few.
     """
+    data = _bytes_of(payload, part).reshape(part.rows, -1)
     try:
-        codec_named(part.codec).check(_packed(payload, part), part.row_length)
+        codec_named(part.codec).check(data, part.row_length)
     except CodecError as error:
-        raise CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted) from error
+        raise _named(error, part) from error
 
 
-def _packed(payload: memoryview, part: Slice) -> Tensor:
-    """A copy of a slice's bytes, uint8 [rows, row bytes]."""
-    _check_length(part, payload)
-    packed = np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset).copy()
-    return torch.from_numpy(packed).view(part.rows, -1)
-
-
-def _check_length(part: Slice, payload: memoryview) -> None:
+def _bytes_of(payload: memoryview, part: Slice) -> NDArray[np.uint8]:
+    """A view of the slice's bytes."""
     if payload.nbytes < part.offset + part.num_bytes:
         raise CodecError(
             f"the payload ends before '{part.name}' does",
             got=f"{payload.nbytes} bytes",
             wanted=f"at least {part.offset + part.num_bytes}",
         )
+    return np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset)
+
+
+def _named(error: CodecError, part: Slice) -> CodecError:
+    return CodecError(f"'{part.name}': {error.what}", got=error.got, wanted=error.wanted)

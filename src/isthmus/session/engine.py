@@ -20,6 +20,7 @@ from isthmus.clock import Clock
 from isthmus.errors import CheckpointError, CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
+from isthmus.session.coding import Coder
 from isthmus.session.core import Core
 from isthmus.session.frozen import FORMAT, Live, check_state
 from isthmus.session.journal import Journal, Sink
@@ -45,7 +46,6 @@ from isthmus.session.orders import (
 )
 from isthmus.session.payloads import Payloads
 from isthmus.session.slow import SlowState, merge_weights
-from isthmus.session.trade import NO_PAYLOAD
 from isthmus.terms import (
     Header,
     Hello,
@@ -134,7 +134,7 @@ class Engine:
 
     def __post_init__(self, state: Mapping[str, Any] | None) -> None:
         self._payloads = Payloads()
-        self._rms: dict[tuple[str, int], schedule.RmsHistory] = {}
+        self._coder = Coder(self.slow, self.effects.link, self.effects.codec)
         self.core = Core(
             self.plan,
             Memory.fresh(self.plan) if state is None else self._restore(state),
@@ -206,7 +206,7 @@ class Engine:
             "memory": self.memory.encode(),
             "slow": self.slow.state_dict(),
             "payloads": self._payloads.state_dict(),
-            "rms": {key: history.values for key, history in self._rms.items()},
+            "rms": self._coder.state_dict(),
             "trainee": self.trainee.state_dict(),
         }
 
@@ -253,7 +253,7 @@ class Engine:
         check_state(state, self.plan.run)
         self.slow.load_state_dict(state["slow"])
         self._payloads.load_state_dict(state["payloads"])
-        self._rms = {key: schedule.RmsHistory(tuple(values)) for key, values in state["rms"].items()}
+        self._coder.load_state_dict(state["rms"])
         self.trainee.load_state_dict(state["trainee"])
         return Memory.decode(state["memory"], self.plan)
 
@@ -292,7 +292,7 @@ class Engine:
                 return self._arrive(order)
             case Clear(peer, fragment):
                 self.slow.clear(peer, fragment)
-                self._rms.pop((peer, fragment), None)
+                self._coder.forget(peer, fragment)
             case Save():
                 self.save()
             case Warn(what, peer):
@@ -308,33 +308,19 @@ class Engine:
 
     def _publish(self, order: Publish) -> Result:
         header = order.headers[0]
-        peer, fragment = header.receiver, header.fragment
-        rms = None if header.codec == NO_PAYLOAD else self.slow.rms(peer, fragment)
-        codec = header.codec or self._choose_codec(peer, fragment, rms or 0.0)
-        payload = self.effects.link.buffer(self.slow.payload_bytes(fragment, codec))
-        whole = tuple(each.coded(codec, payload.nbytes) for each in order.headers)
         try:
-            if codec != NO_PAYLOAD:
-                self.slow.encode(peer, fragment, codec, payload)
+            coded = self._coder.code(header)
         except CodecError as error:
-            return Withheld(peer, fragment, str(error))
-        self._payloads.put(whole[0], payload)
+            return Withheld(header.receiver, header.fragment, str(error))
+        whole = tuple(each.coded(coded.codec, coded.payload.nbytes) for each in order.headers)
+        self._payloads.put(whole[0], coded.payload)
         for each in whole:
             self._hand_over(each)
         published = Published(whole, order.answer)
-        departing = self._departing.get(fragment)
+        departing = self._departing.get(header.fragment)
         if departing is not None:
-            departing.rms, departing.published = rms, published
+            departing.rms, departing.published = coded.rms, published
         return published
-
-    def _choose_codec(self, peer: str, fragment: int, rms: float) -> str:
-        history = self._rms.get((peer, fragment), schedule.RmsHistory())
-        has_reference = self.slow.has_reference(peer, fragment)
-        if has_reference:
-            self._rms[peer, fragment] = history.then(rms)
-        return schedule.codec_choice(
-            self.effects.codec, rms=rms, history=history, has_reference=has_reference, partner_is_newcomer=False
-        )
 
     def _arrive(self, order: Arrive) -> Result:
         for peer, header in zip(order.peers, order.theirs, strict=True):

@@ -10,18 +10,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus import mixing
-from isthmus.codec import NO_CODEC, Slice, check_entry, decode_entry, encode_entry, payload_bytes, slices
-from isthmus.errors import CodecError, ShapeError
-from isthmus.fragments import Entry, Fragment, Kind
+from isthmus.codec import NO_CODEC, Slice, check_part, decode_parts, encode_parts, slices
+from isthmus.errors import CodecError
+from isthmus.fragments import Fragment, Kind, Policy
+from isthmus.session.fast import FastWeights
+from isthmus.session.groups import (
+    Group,
+    Matrices,
+    Piece,
+    Scratch,
+    group_entries,
+    in_order,
+    named,
+    require_same,
+    rows_of,
+    stack,
+)
 from isthmus.session.orders import Arrive, Mode
+from isthmus.session.references import References
 from isthmus.terms import NO_REFERENCE, Header
-
-Reference = dict[str, Tensor]
-"""c of one edge and fragment, by entry name; empty where there is none (c = 0)."""
 
 
 class SlowState:
@@ -48,22 +60,17 @@ class SlowState:
         mirrors: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.fragments = tuple(fragments)
-        self._owners = dict(fast)
-        self._fast = {name: tensor.detach() for name, tensor in fast.items()}
-        self._mirrors = {name: tensor.detach() for name, tensor in (mirrors or {}).items()}
-        self._peers, self._embedding_codec = tuple(peers), embedding_codec
-        for name, tensor in self._fast.items():
-            _require_fp32(name, tensor)
-        entries = [entry for fragment in self.fragments for entry in fragment.entries]
-        self._slow = {entry.name: _copy(self._fast[entry.name]) for entry in entries}
-        self._velocity = {
-            entry.name: torch.zeros_like(self._slow[entry.name]) for entry in entries if entry.kind is Kind.PARAMETER
-        }
-        self.initial_hashes = tuple(_hash(self._slow[e.name] for e in f.entries) for f in self.fragments)
-        self._initial: dict[int, Reference] = {}
-        if self._peers:
-            self._initial = {f.index: {e.name: self._slow[e.name].clone() for e in f.entries} for f in self.fragments}
-        self._references: dict[tuple[str, int], Reference] = {}
+        self._embedding_codec = embedding_codec
+        self._fast = FastWeights(fast, mirrors or {})
+        self._groups = [group_entries(fragment.entries, fast) for fragment in self.fragments]
+        self._slow = [stack(groups, fast) for groups in self._groups]
+        self._velocity = [
+            {group: torch.zeros_like(slow) for group, slow in matrices.items() if group.kind is Kind.PARAMETER}
+            for matrices in self._slow
+        ]
+        self._references = References(self._slow, tuple(peers))
+        self._layouts: dict[tuple[int, str], dict[str, Slice]] = {}
+        self.initial_hashes = tuple(_hash(slow) for slow in self._slow)
 
     # -- the outer step ------------------------------------------------------------------------------------------------
 
@@ -73,50 +80,28 @@ class SlowState:
         Raises:
             ShapeError: A parameter was moved or rebound since the island joined.
         """
-        for name, owner in self._owners.items():
-            if owner.data_ptr() != self._fast[name].data_ptr():
-                raise ShapeError(
-                    f"'{name}' was moved or rebound after the island joined",
-                    got=f"now on {owner.device}",
-                    wanted="the same memory for the whole run; weights are changed in place",
-                    mend="Move the model to its device before the island joins, and never assign to param.data.",
-                )
+        self._fast.check_place()
 
     def is_finite(self, fragment: int) -> bool:
         """Whether every fast weight of a fragment is a finite number."""
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for entry in self._entries(fragment):
-            fast = self._fast[entry.name]
-            by_device.setdefault(fast.device, []).extend(torch.aminmax(fast))
-        return all(bool(torch.stack(extremes).isfinite().all()) for extremes in by_device.values())
+        return self._fast.are_finite(self._names(fragment))
 
     def depart(self, fragment: int, *, outer_lr: float, momentum: float) -> None:
         """Take the outer step of a fragment, in place."""
-        for entry in self._entries(fragment):
-            slow, fast = self._slow[entry.name], self._fast[entry.name]
-            if entry.kind is Kind.BUFFER:
-                mixing.depart_buffer(slow, fast)
-            else:
-                velocity = self._velocity[entry.name]
-                mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
-            self._mirror(entry.name)
+        for group, piece in self._pieces(fragment):
+            slow, velocity = self._slow[fragment][group][piece.rows], rows_of(self._velocity[fragment], group, piece)
+            with self._fast.rows(piece) as fast:
+                if velocity is None:
+                    mixing.depart_buffer(slow, fast)
+                else:
+                    mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
+        self._fast.mirror(self._names(fragment))
 
     # -- publications --------------------------------------------------------------------------------------------------
 
-    def rms(self, peer: str, fragment: int) -> float:
-        """Root mean square of y − c over the entries that a codec may coarsen."""
-        reference = self._reference(peer, fragment)
-        total, count = 0.0, 0
-        for entry in self._entries(fragment):
-            if entry.policy != "lossless":
-                difference = mixing.difference(self._slow[entry.name], reference.get(entry.name))
-                total += float(torch.linalg.vector_norm(difference)) ** 2
-                count += entry.numel
-        return float((total / max(1, count)) ** 0.5)
-
     def has_reference(self, peer: str, fragment: int) -> bool:
         """Whether both ends of an edge share a reference of this fragment."""
-        return bool(self._reference(peer, fragment))
+        return bool(self._references.of(peer, fragment))
 
     def payload_bytes(self, fragment: int, codec: str) -> int:
         """Length of a publication's payload.
@@ -124,17 +109,29 @@ class SlowState:
         Raises:
             CodecError: There is no codec of that name.
         """
-        return payload_bytes(self._entries(fragment), codec, self._embedding_codec)
+        return sum(part.num_bytes for part in self._layout(fragment, codec).values())
 
-    def encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> None:
+    def encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
         """Code a fragment's slow weights against an edge's reference.
+
+        Returns:
+            Root mean square of y − c over the entries that a codec may coarsen.
 
         Raises:
             CodecError: A value is not finite.
         """
-        reference = self._reference(peer, fragment)
-        for entry, part in self._parts(fragment, codec):
-            encode_entry(mixing.difference(self._slow[entry.name], reference.get(entry.name)), part, payload)
+        reference, layout = self._references.of(peer, fragment), self._layout(fragment, codec)
+        scratch = Scratch(self._groups[fragment], 1)
+        total, count = 0.0, 0
+        for group, piece in self._pieces(fragment):
+            (difference,) = scratch.matrices(group, piece)
+            slow = self._slow[fragment][group][piece.rows]
+            mixing.difference(slow, rows_of(reference, group, piece), out=difference)
+            encode_parts(difference, piece.slices(layout), payload)
+            if group.policy is not Policy.LOSSLESS:
+                total += float(torch.linalg.vector_norm(difference)) ** 2
+                count += difference.numel()
+        return float((total / max(1, count)) ** 0.5)
 
     def check(self, header: Header, payload: memoryview) -> None:
         """Refuse a publication that does not decode to finite numbers of the right shapes.
@@ -149,13 +146,15 @@ class SlowState:
         if payload.nbytes != wanted:
             what = f"a publication of fragment {header.fragment} in {header.codec} has the wrong length"
             raise CodecError(what, got=f"{payload.nbytes} bytes", wanted=wanted)
-        for _, part in self._parts(header.fragment, header.codec):
-            check_entry(payload, part)
+        for part in self._layout(header.fragment, header.codec).values():
+            check_part(payload, part)
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
     def arrive(self, order: Arrive, payloads: Sequence[memoryview]) -> bytes:
-        """Merge all publications of a meeting into the reference and correct, adopt or assign, one entry at a time.
+        """Merge all publications of a meeting into the reference and correct, adopt or assign, one piece at a time.
+
+        The reference changes in place where no other edge has the same.
 
         Args:
             order: The meeting.
@@ -164,76 +163,71 @@ class SlowState:
         Returns:
             H(c').
         """
-        peer = order.peers[0]
-        reference = self._reference(peer, order.fragment)
-        weights = merge_weights(order)
-        parts = [dict(self._parts(order.fragment, header.codec)) for header in order.headers]
-        merged: Reference = {}
-        for entry in self._entries(order.fragment):
+        fragment, weights = order.fragment, merge_weights(order)
+        layouts = [self._layout(fragment, header.codec) for header in order.headers]
+        reference = self._references.of(order.peers[0], fragment)
+        merged = self._references.next_of(order.peers, fragment)
+        scratch = Scratch(self._groups[fragment], len(payloads) + 1)
+        for group, piece in self._pieces(fragment):
+            before, after = rows_of(reference, group, piece), merged[group][piece.rows]
+            *room, published = scratch.matrices(group, piece)
             decoded = [
-                self._decode(entry, part.get(entry), payload) for part, payload in zip(parts, payloads, strict=True)
+                decode_parts(payload, piece.slices(layout), rows) if layout else None
+                for layout, payload, rows in zip(layouts, payloads, room, strict=True)
             ]
-            base = reference.get(entry.name)
-            merged[entry.name] = mixing.merge_reference(base, decoded, weights)
-            self._apply(entry, order.mode, base, decoded[order.place], merged[entry.name])
-        for each in order.peers:
-            self._refer(each, order.fragment, merged)
-        return self.reference_hash(peer, order.fragment)
+            if order.mode is Mode.CORRECT:
+                own = decoded[order.place]
+                assert own is not None
+                mixing.published(before, own, out=published)
+            mixing.merge_reference(before, decoded, weights, out=after)
+            self._apply(order, group, piece, published, after)
+        self._fast.mirror(self._names(fragment))
+        self._references.set(order.peers, fragment, merged)
+        return self.reference_hash(order.peers[0], fragment)
 
     def clear(self, peer: str, fragment: int) -> None:
         """Forget an edge's reference: c = 0."""
-        self._refer(peer, fragment, {})
+        self._references.set([peer], fragment, {})
 
     def reference_hash(self, peer: str, fragment: int) -> bytes:
         """H(c): SHA-256 over the reference's fp32 values in entry order; ``NO_REFERENCE`` where there is none."""
-        reference = self._reference(peer, fragment)
-        return _hash(reference[entry.name] for entry in self._entries(fragment)) if reference else NO_REFERENCE
+        reference = self._references.of(peer, fragment)
+        return _hash(reference) if reference else NO_REFERENCE
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
         """SHA-256 in hex over all slow weights, in fragment and entry order."""
-        return _hash(self._slow[entry.name] for f in self.fragments for entry in f.entries).hex()
+        return _hash(*self._slow).hex()
 
     def slow_weights(self) -> dict[str, Tensor]:
         """The slow weights by name; to read, not to change."""
-        return dict(self._slow)
+        return _named(self._slow)
 
-    @torch.no_grad()
     def take_in(self) -> None:
         """Let the fast weights be the slow ones."""
-        for name, tensor in self._fast.items():
-            tensor.copy_(self._slow[name])
-            self._mirror(name)
+        self._fast.take(self.slow_weights())
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Hold the slow weights in the model's own tensors for the duration, then bring the fast weights back."""
-        kept = {name: tensor.clone() for name, tensor in self._fast.items()}
+        kept = self._fast.copies()
         self.take_in()
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, tensor in self._fast.items():
-                    tensor.copy_(kept[name])
-                    self._mirror(name)
+            self._fast.take(kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Slow weights, velocities, references and fp32 masters, as tensors to be stored before the next change.
 
-        All other fast weights are the model's own. A reference that several edges share is there once; ``shared`` names
-        the peer under which the others find it.
+        All other fast weights are the model's own. For references see ``References.state_dict``.
         """
-        first: dict[int, str] = {}
-        owners = {key: first.setdefault(id(reference), key[0]) for key, reference in self._references.items()}
         return {
-            "slow": dict(self._slow),
-            "masters": {name: self._fast[name] for name in self._mirrors},
-            "velocity": dict(self._velocity),
-            "initial": {fragment: dict(reference) for fragment, reference in self._initial.items()},
-            "references": {key: dict(self._references[key]) for key, owner in owners.items() if owner == key[0]},
-            "shared": {key: owner for key, owner in owners.items() if owner != key[0]},
+            "slow": self.slow_weights(),
+            "masters": self._fast.masters,
+            "velocity": _named(self._velocity),
+            **self._references.state_dict(),
         }
 
     @torch.no_grad()
@@ -243,62 +237,41 @@ class SlowState:
         Raises:
             ShapeError: It belongs to another model.
         """
-        masters = {name: self._fast[name] for name in self._mirrors}
-        own = {"slow": self._slow, "velocity": self._velocity, "masters": masters}
+        own = {"slow": self.slow_weights(), "velocity": _named(self._velocity), "masters": self._fast.masters}
         for kind, tensors in own.items():
-            _require_same(kind, tensors, state[kind])
+            require_same(kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, state[kind])
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
-        for name in masters:
-            self._mirror(name)
-        self._initial |= {key: self._placed(reference) for key, reference in state["initial"].items()}
-        self._references.clear()
-        references = {key: self._placed(reference) for key, reference in state["references"].items()}
-        references |= {key: references[owner, key[1]] for key, owner in state.get("shared", {}).items()}
-        for (peer, fragment), reference in references.items():
-            if peer in self._peers:
-                self._refer(peer, fragment, reference)
+        self._fast.mirror(own["masters"])
+        self._references.load_state_dict(state)
 
-    def _apply(self, entry: Entry, mode: Mode, base: Tensor | None, own: Tensor | None, merged: Tensor) -> None:
-        slow, fast = self._slow[entry.name], self._fast[entry.name]
-        match mode:
+    def _apply(self, order: Arrive, group: Group, piece: Piece, published: Tensor, merged: Tensor) -> None:
+        slow = self._slow[order.fragment][group][piece.rows]
+        match order.mode:
             case Mode.CORRECT:
-                assert own is not None
-                mixing.arrive(slow, fast, published=mixing.published(base, own), merged=merged)
+                self._fast.add(piece, mixing.arrive(slow, published=published, merged=merged))
             case Mode.ADOPT:
-                mixing.adopt(slow, fast, self._velocity.get(entry.name), merged=merged)
+                mixing.adopt(slow, rows_of(self._velocity[order.fragment], group, piece), merged=merged)
+                self._fast.set(piece, slow)
             case Mode.ASSIGN:
                 mixing.assign(slow, merged=merged)
-                fast.copy_(slow)
-        self._mirror(entry.name)
+                self._fast.set(piece, slow)
 
-    def _decode(self, entry: Entry, part: Slice | None, payload: memoryview) -> Tensor | None:
-        if part is None:
-            return None
-        return decode_entry(payload, part, self._slow[entry.name].device).view(self._slow[entry.name].shape)
+    def _pieces(self, fragment: int) -> Iterator[tuple[Group, Piece]]:
+        for group in self._groups[fragment]:
+            for piece in group.pieces:
+                yield group, piece
 
-    def _entries(self, fragment: int) -> tuple[Entry, ...]:
-        return self.fragments[fragment].entries
+    def _layout(self, fragment: int, codec: str) -> dict[str, Slice]:
+        """The entries' slices of a payload by name; none for a publication without payload."""
+        layout = self._layouts.get((fragment, codec))
+        if layout is None:
+            parts = slices(self.fragments[fragment].entries, codec, self._embedding_codec)
+            layout = self._layouts[fragment, codec] = {part.name: part for part in parts}
+        return layout
 
-    def _parts(self, fragment: int, codec: str) -> list[tuple[Entry, Slice]]:
-        parts = slices(self._entries(fragment), codec, self._embedding_codec)
-        return list(zip(self._entries(fragment), parts, strict=bool(parts)))
-
-    def _reference(self, peer: str, fragment: int) -> Reference:
-        met = self._references.get((peer, fragment))
-        return self._initial[fragment] if met is None else met
-
-    def _refer(self, peer: str, fragment: int, reference: Reference) -> None:
-        self._references[peer, fragment] = reference
-        if all((other, fragment) in self._references for other in self._peers):
-            self._initial.pop(fragment, None)
-
-    def _placed(self, reference: Mapping[str, Tensor]) -> Reference:
-        return {name: tensor.to(self._slow[name].device) for name, tensor in reference.items()}
-
-    def _mirror(self, name: str) -> None:
-        if name in self._mirrors:
-            self._mirrors[name].copy_(self._fast[name])
+    def _names(self, fragment: int) -> Iterator[str]:
+        return (entry.name for entry in self.fragments[fragment].entries)
 
 
 def merge_weights(order: Arrive) -> tuple[float, ...]:
@@ -308,35 +281,13 @@ def merge_weights(order: Arrive) -> tuple[float, ...]:
     return mixing.merge_weights([header.weight_tokens for header in headers], counts_if_none=alone)
 
 
-def _require_fp32(name: str, tensor: Tensor) -> None:
-    if tensor.dtype != torch.float32:
-        raise ShapeError(
-            f"'{name}' cannot be mixed between islands in its own precision",
-            got=tensor.dtype,
-            wanted="torch.float32: a correction is smaller than a bf16 weight's last bit and would be rounded away",
-            mend="Train fp32 parameters under autocast, or pass the optimizer's fp32 masters: masters={name: tensor}.",
-        )
+def _named(fragments: Iterable[Matrices]) -> dict[str, Tensor]:
+    return {name: view for matrices in fragments for name, view in named(matrices).items()}
 
 
-def _require_same(kind: str, own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    for name in sorted(own.keys() | stored.keys()):
-        mine = tuple(own[name].shape) if name in own else "nothing"
-        theirs = tuple(stored[name].shape) if name in stored else "nothing"
-        if mine != theirs:
-            raise ShapeError(
-                f"the checkpoint is of another model: it differs in the {kind} weights of '{name}'",
-                got=theirs,
-                wanted=mine,
-                mend="Build the model that the checkpoint was made of, or start from an empty directory.",
-            )
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _hash(tensors: Iterable[Tensor]) -> bytes:
+def _hash(*fragments: Matrices) -> bytes:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    for matrices in fragments:
+        for _, rows in in_order(matrices):
+            digest.update(rows.cpu().numpy().reshape(-1).view(np.uint8).data)
     return digest.digest()

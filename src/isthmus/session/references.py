@@ -1,0 +1,96 @@
+"""What both ends of an edge hold bit for bit, and code their publications against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.session.groups import Group, Matrices, named, require_same, stack
+
+Reference = Matrices
+"""c of one edge and fragment; empty where there is none (c = 0)."""
+
+
+class References:
+    """c of every edge and fragment. Edges that have the same one, as all have in the beginning, share its memory.
+
+    Args:
+        slow: The slow weights that the run begins with, by fragment.
+        peers: The other islands; what the run began with is kept until the last of them was met.
+    """
+
+    def __init__(self, slow: Sequence[Matrices], peers: Sequence[str]) -> None:
+        self._peers = tuple(peers)
+        self._groups = [tuple(matrices) for matrices in slow]
+        self._met: dict[tuple[str, int], Reference] = {}
+        self._initial: dict[int, Reference] = {}
+        if self._peers:
+            self._initial = {index: _copy(matrices) for index, matrices in enumerate(slow)}
+
+    def of(self, peer: str, fragment: int) -> Reference:
+        """The reference of an edge; to read."""
+        met = self._met.get((peer, fragment))
+        return self._initial[fragment] if met is None else met
+
+    def next_of(self, peers: Sequence[str], fragment: int) -> Reference:
+        """Where the next reference of these edges is to be written: over their own, if it is no other edge's, too.
+
+        So a piece of it is to be written after the same piece of their own was read.
+        """
+        own = self.of(peers[0], fragment)
+        others = (peer for peer in self._peers if peer not in peers)
+        if own and all(self.of(peer, fragment) is not own for peer in others):
+            return own
+        return {group: group.empty() for group in self._groups[fragment]}
+
+    def set(self, peers: Sequence[str], fragment: int, reference: Reference) -> None:
+        """Give these edges a reference."""
+        for peer in peers:
+            self._met[peer, fragment] = reference
+        if all((other, fragment) in self._met for other in self._peers):
+            self._initial.pop(fragment, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All references by entry name, those that several edges share once.
+
+        ``shared`` names the peer under which the others find it.
+        """
+        first: dict[int, str] = {}
+        owners = {key: first.setdefault(id(reference), key[0]) for key, reference in self._met.items()}
+        return {
+            "initial": {fragment: named(reference) for fragment, reference in self._initial.items()},
+            "references": {key: named(self._met[key]) for key, owner in owners.items() if owner == key[0]},
+            "shared": {key: owner for key, owner in owners.items() if owner != key[0]},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave.
+
+        Raises:
+            ShapeError: It belongs to another model.
+        """
+        stored, shared = state["references"], state.get("shared", {})
+        self._met.clear()
+        for fragment in list(self._initial):  # before memory for references is taken
+            if all((peer, fragment) in stored or (peer, fragment) in shared for peer in self._peers):
+                del self._initial[fragment]
+        for fragment, tensors in state["initial"].items():
+            self._initial[fragment] = self._placed(fragment, tensors)
+        references = {key: self._placed(key[1], tensors) for key, tensors in stored.items()}
+        references |= {key: references[owner, key[1]] for key, owner in shared.items()}
+        for (peer, fragment), reference in references.items():
+            if peer in self._peers:
+                self.set([peer], fragment, reference)
+
+    def _placed(self, fragment: int, tensors: Mapping[str, Tensor]) -> Reference:
+        if not tensors:
+            return {}
+        groups = self._groups[fragment]
+        require_same("reference", {entry.name: entry.shape for group in groups for entry in group.entries}, tensors)
+        return stack(groups, tensors)
+
+
+def _copy(matrices: Mapping[Group, Tensor]) -> Matrices:
+    return {group: matrix.clone() for group, matrix in matrices.items()}
