@@ -73,7 +73,11 @@ def resident(world: World, run_dir: Path, name: str, step_s: float, sink: list) 
     model = build_model(resolve_model(loaded.run.model), loaded.run.run.seed)
     train = loaded.run.train
     optimizer = build_optimizer(
-        model, train.optimizer, learning_rate=base_learning_rate(loaded), weight_decay=train.weight_decay
+        model,
+        train.optimizer,
+        learning_rate=base_learning_rate(loaded),
+        weight_decay=train.weight_decay,
+        refresh_steps=train.refresh_steps,
     )
     texts = Texts(loaded)
     precision = Precision(pick_precision(loaded.island.island.precision, pick_device("cpu")))
@@ -137,7 +141,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=demo.WINDOW_STEPS["us-east"])
     parser.add_argument("--steps", type=int, default=demo.DEFAULT_STEPS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--optimizer", default="shampoo")
     parser.add_argument("--outer-lr", type=float)
     parser.add_argument("--outer-momentum", type=float)
     parser.add_argument("--calm-share", type=float)

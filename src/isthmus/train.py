@@ -97,6 +97,7 @@ class Trainer:
             own.optimizer or train.optimizer,
             learning_rate=base_learning_rate(loaded),
             weight_decay=train.weight_decay,
+            refresh_steps=train.refresh_steps,
         )
         self.precision = Precision(pick_precision(own.precision, self.device))
 

@@ -288,18 +288,18 @@ def test_a_plan_of_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str
 
 def test_sizes_count_every_traded_element_once_and_a_reference_per_edge() -> None:
     model, mixing = preset("nano"), MixingTable()
-    two, nine = (run_sizes(model, mixing, islands=islands) for islands in (2, 9))
+    two, nine = (run_sizes(model, mixing, islands=islands, optimizer="adamw") for islands in (2, 9))
     elements = sum(fragment.elements for fragment in two.fragments)
     assert elements >= two.parameters > two.active_parameters
     assert two.memory.mixing_bytes == 4 * elements * 3
     assert nine.memory.mixing_bytes == 4 * elements * 6
-    lossless = run_sizes(model, MixingTable(codec="fp32"), islands=2)
+    lossless = run_sizes(model, MixingTable(codec="fp32"), islands=2, optimizer="adamw")
     assert lossless.window_bytes == 4 * elements
 
 
 def test_an_island_of_a_mesh_sends_to_all_others_and_holds_one_reference() -> None:
     model = preset("nano")
-    pair, mesh = (run_sizes(model, MixingTable(rule=rule), islands=8) for rule in ("pair", "mesh"))
+    pair, mesh = (run_sizes(model, MixingTable(rule=rule), islands=8, optimizer="adamw") for rule in ("pair", "mesh"))
     assert mesh.window_bytes == 7 * pair.window_bytes
     assert mesh.memory.open_bytes == 4 * pair.memory.open_bytes
     assert mesh.memory.mixing_bytes == pair.memory.mixing_bytes * 3 // 5

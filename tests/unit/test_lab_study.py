@@ -292,7 +292,7 @@ def test_what_the_rooms_refuse_is_told_too(tmp_path: Path) -> None:
     own = '[arm.own.b]\nisland.island.optimizer = "adam"\nisland.island.window_steps = 3\n'
     place = "arm two: own.b.island.island"
     assert refusal(tmp_path, PLAIN, VARY, base, TWO, own) == [
-        "base.run.train.optimizer: there is no optimizer 'sgd'. Known: adamw.",
+        "base.run.train.optimizer: there is no optimizer 'sgd'. Known: adamw, muon, shampoo.",
         "base.run.model.preset: there is no preset 'mikro'. Did you mean micro?",
         f"{place}.optimizer: there is no optimizer 'adam'. Did you mean adamw?",
         f"{place}.window_steps: got 3; wanted at least mixing.fragments = 4: one departure a step at most",

@@ -14,7 +14,7 @@ from isthmus.units import format_bytes, format_count, format_rate
 if TYPE_CHECKING:
     from isthmus.cli.arguments import Commands
     from isthmus.cli.sizes import RunSizes
-    from isthmus.config.run import MixingTable
+    from isthmus.config.run import MixingTable, TrainTable
     from isthmus.model import ModelConfig
 
 
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from isthmus.cli.sizes import run_sizes
 
-    model, mixing, islands = _source(args)
+    model, mixing, train, islands = _source(args)
     islands = args.islands or islands
-    sizes = run_sizes(model, mixing, islands=islands)
+    sizes = run_sizes(model, mixing, islands=islands, optimizer=train.optimizer)
     rate = sizes.link_bits_per_s(window_steps=mixing.window_steps, step_s=args.step_s)
     if args.json:
         plan = asdict(sizes) | {"islands": islands, "step_s": args.step_s, "link_bits_per_s": rate}
@@ -60,15 +60,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _source(args: argparse.Namespace) -> tuple[ModelConfig, MixingTable, int]:
+def _source(args: argparse.Namespace) -> tuple[ModelConfig, MixingTable, TrainTable, int]:
     from isthmus.config import load_shared, resolve_model
-    from isthmus.config.run import MixingTable
+    from isthmus.config.run import MixingTable, TrainTable
     from isthmus.model import preset
 
     if args.run_dir is None:
-        return preset(args.preset), MixingTable(), 2
+        return preset(args.preset), MixingTable(), TrainTable(), 2
     shared = load_shared(args.run_dir)
-    return resolve_model(shared.run.model), shared.run.mixing, len(shared.roster.islands)
+    return resolve_model(shared.run.model), shared.run.mixing, shared.run.train, len(shared.roster.islands)
 
 
 def _print_parameters(sizes: RunSizes, mixing: MixingTable) -> None:

@@ -9,10 +9,9 @@ from isthmus.codec import payload_bytes
 from isthmus.config.run import MixingTable
 from isthmus.fragments import cut, entries_of
 from isthmus.model import Decoder, ModelConfig, num_parameters
+from isthmus.optim import state_bytes
 
 _FP32_BYTES = 4
-_ADAMW_BYTES = 8
-"""Both moments, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class FragmentSize:
 class MemoryNeed:
     """Bytes over all ranks of one island, activations aside.
 
-    ``training_bytes`` are fast weights, gradients and optimizer moments in fp32; ``mixing_bytes`` slow weights,
+    ``training_bytes`` are fast weights, gradients and the optimizer's state in fp32; ``mixing_bytes`` slow weights,
     velocity, and a reference per edge; ``open_bytes`` one own and one partner's publication of every fragment. A mesh
     has one reference for all edges, and the publications of all.
     """
@@ -59,15 +58,16 @@ class RunSizes:
         return self.window_bytes * 8 / (window_steps * step_s)
 
 
-def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int) -> RunSizes:
-    """The sizes of ``model`` under ``mixing`` in a run of so many islands, from the meta device.
+def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int, optimizer: str) -> RunSizes:
+    """The sizes of ``model`` under ``mixing`` and ``optimizer`` in a run of so many islands, from the meta device.
 
     An island publishes a fragment once a window: to one partner, or by the mesh rule to all others.
     """
     import torch
 
     with torch.device("meta"):
-        entries = entries_of(Decoder(model))
+        decoder = Decoder(model)
+    entries = entries_of(decoder)
     fragments = tuple(
         FragmentSize(
             index=fragment.index,
@@ -82,7 +82,7 @@ def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int) -> RunSi
     payload = sum(fragment.payload_bytes for fragment in fragments)
     receivers, references = (islands - 1, 1) if mixing.rule == "mesh" else (1, math.ceil(math.log2(islands)))
     memory = MemoryNeed(
-        training_bytes=counts.total * (2 * _FP32_BYTES + _ADAMW_BYTES),
+        training_bytes=counts.total * 2 * _FP32_BYTES + state_bytes(decoder, optimizer),
         mixing_bytes=elements * _FP32_BYTES * (2 + references),
         open_bytes=payload * (1 + receivers),
     )

@@ -1,6 +1,18 @@
 """Inner optimizers, built by name. What one keeps stays on its island."""
 
-from isthmus.optim.groups import OptimizerSettings
+from isthmus.optim.footprint import state_bytes
+from isthmus.optim.groups import OptimizerSettings, decay_groups, shampoo_groups
+from isthmus.optim.refreshes import Collectives
 from isthmus.optim.registry import OPTIMIZERS, build_optimizer
+from isthmus.optim.shampoo import Shampoo
 
-__all__ = ["OPTIMIZERS", "OptimizerSettings", "build_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "Collectives",
+    "OptimizerSettings",
+    "Shampoo",
+    "build_optimizer",
+    "decay_groups",
+    "shampoo_groups",
+    "state_bytes",
+]

@@ -1,11 +1,11 @@
-"""What every optimizer here is told, and which parameters decay."""
+"""What every optimizer here is told, and which parameters are what."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,26 +15,50 @@ class OptimizerSettings:
     Attributes:
         learning_rate: Base learning rate; a schedule may scale it.
         weight_decay: Decoupled decay of matrices, per step and unit of learning rate.
-        betas: Decay of the running mean and mean square of gradients.
-        eps: Added to the root of the mean square.
+        refresh_steps: Steps between two refreshes of a preconditioner, where the optimizer has one.
     """
 
     learning_rate: float
     weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    refresh_steps: int = 20
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Torch's parameter groups: matrices, which decay; norms, biases and embeddings (tied heads too), which do not.
 
     Frozen parameters are left out, a shared parameter is listed once.
     """
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decays = {id(parameter) for parameter in trained if parameter.ndim >= 2 and id(parameter) not in tables}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if id(p) in decays], "weight_decay": weight_decay},
-        {"params": [p for p in trained if id(p) not in decays], "weight_decay": 0.0},
-    ]
+    matrices, heads, rest = _sorted(model)
+    return _filled({"params": [*matrices, *heads], "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0})
+
+
+def shampoo_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for ``Shampoo``: as for any optimizer, but that embeddings and output heads are no matrices to it.
+
+    A head is a linear layer with as many outputs as an embedding of the model has entries.
+    """
+    matrices, heads, rest = _sorted(model)
+    return _filled(
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": heads, "weight_decay": weight_decay, "matrices": False},
+        {"params": rest, "weight_decay": 0.0, "matrices": False},
+    )
+
+
+def _sorted(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Trained parameters: matrices; heads; embeddings and what has one dimension or none."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    entries = {module.num_embeddings for module in embeddings}
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    tables = {id(module.weight) for module in embeddings}
+    heads = {id(module.weight) for module in linears if module.out_features in entries}
+    kinds: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            is_rest = parameter.ndim < 2 or id(parameter) in tables
+            kinds[2 if is_rest else 1 if id(parameter) in heads else 0].append(parameter)
+    return kinds
+
+
+def _filled(*groups: dict[str, Any]) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]

@@ -9,36 +9,39 @@ from torch import nn
 
 from isthmus.errors import ConfigError
 from isthmus.optim.adamw import build_adamw
-from isthmus.optim.groups import OptimizerSettings
+from isthmus.optim.groups import OptimizerSettings, shampoo_groups
+from isthmus.optim.muon import build_muon
+from isthmus.optim.shampoo import Shampoo
+
+
+def _build_shampoo(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    groups = shampoo_groups(model, settings.weight_decay)
+    return Shampoo(groups, lr=settings.learning_rate, refresh_steps=settings.refresh_steps)
+
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optimizer]] = {
+    "shampoo": _build_shampoo,
     "adamw": build_adamw,
+    "muon": build_muon,
 }
 
 
 def build_optimizer(
-    model: nn.Module,
-    name: str,
-    *,
-    learning_rate: float,
-    weight_decay: float = 0.1,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
+    model: nn.Module, name: str, *, learning_rate: float, weight_decay: float = 0.1, refresh_steps: int = 20
 ) -> torch.optim.Optimizer:
-    """Build the optimizer ``name`` over a model's trainable parameters.
+    """Build the optimizer ``name`` over a model's trainable parameters, which are already on their device.
 
     Args:
-        model: The model; its parameters are already on their device.
+        model: The model.
         name: One of ``OPTIMIZERS``.
         learning_rate: Base learning rate.
         weight_decay: Decoupled decay of matrices; norms, biases and embeddings never decay.
-        betas: Decay of the running mean and mean square of gradients.
-        eps: Added to the root of the mean square.
+        refresh_steps: Steps between two refreshes of a preconditioner, where the optimizer has one.
 
     Raises:
-        ConfigError: There is no optimizer of that name.
+        ConfigError: There is no optimizer of that name, or a setting is out of its range.
     """
     if name not in OPTIMIZERS:
         raise ConfigError("unknown optimizer", got=repr(name), wanted=f"one of {', '.join(OPTIMIZERS)}")
-    settings = OptimizerSettings(learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, eps=eps)
+    settings = OptimizerSettings(learning_rate=learning_rate, weight_decay=weight_decay, refresh_steps=refresh_steps)
     return OPTIMIZERS[name](model, settings)

@@ -1,0 +1,155 @@
+"""The state of a stack of blocks under Shampoo, and what a step and a refresh do to it.
+
+For a gradient G [m, n] the factors are L, a running mean of G Gᵀ / n, and R, one of Gᵀ G / m; each lies in the
+coordinates of its own basis (``bases.py``), so G' = Q_Lᵀ G Q_R is all that a step needs. All running means are free of
+bias: the first value has weight 1. Every block counts its own steps: one whose gradient is zero throughout, as that of
+an expert without tokens is, skips the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isthmus.optim.bases import turned
+
+LARGEST = 1e15
+"""Gradients are scaled down to it, so that no square or sum of squares overflows."""
+
+DAMPING = 1e-6
+"""Least eigenvalue that is divided by, as a share of the largest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Whether factors' roots are divided by instead of a mean square, and whether each is weighed with the other."""
+
+    root_inverse: bool
+    weighed: bool
+
+
+VARIANTS = {
+    "soap": Variant(root_inverse=False, weighed=False),
+    "kl-soap": Variant(root_inverse=False, weighed=True),
+    "shampoo": Variant(root_inverse=True, weighed=False),
+    "kl-shampoo": Variant(root_inverse=True, weighed=True),
+}
+"""See ``Shampoo``."""
+
+
+class Blocks:
+    """The state of blocks [b, m, n].
+
+    Attributes:
+        tensors: By name, blocks along the first dimension; on the device of the parameters, fp32.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device, variant: Variant) -> None:
+        self._variant = variant
+        blocks, rows, columns = shape
+        self.tensors = {
+            "step": torch.zeros(blocks, device=device),
+            "exp_avg": torch.zeros(shape, device=device),
+            "exp_avg_sq": torch.zeros(shape, device=device),
+            "left_basis": torch.eye(rows, device=device).repeat(blocks, 1, 1),
+            "left_factor": torch.zeros(blocks, rows, rows, device=device),
+            "right_basis": torch.eye(columns, device=device).repeat(blocks, 1, 1),
+            "right_factor": torch.zeros(blocks, columns, columns, device=device),
+        }
+
+    def direction(self, gradients: Tensor, betas: tuple[float, float, float], eps: float) -> tuple[Tensor, Tensor]:
+        """Count a step and say where it leads.
+
+        Args:
+            gradients: [b, m, n] fp32; used up.
+            betas: Decay of the means of gradients, of their squares and of factors.
+            eps: Added to the root of the mean square.
+
+        Returns:
+            What a learning rate of 1 subtracts from the blocks [b, m, n], 0 where the gradient is; and 1 for a block
+            that counted the step, else 0, [b, 1, 1].
+        """
+        step = self.tensors["step"]
+        peak = torch.linalg.vector_norm(gradients, torch.inf, dim=(1, 2))
+        seen = peak != 0
+        step.add_(seen)
+        gradients.mul_((LARGEST / peak).clamp_(max=1.0)[:, None, None])
+
+        def share(beta: float) -> Tensor:
+            return torch.where(seen, (1 - beta) / (1 - beta**step), 0.0)[:, None, None]
+
+        rotated = self._into_bases(gradients)
+        self._follow(rotated, share(betas[2]))
+        moved = gradients if self._variant.root_inverse else rotated
+        exp_avg = self.tensors["exp_avg"].lerp_(moved, share(betas[0]))
+        exp_avg_sq = self.tensors["exp_avg_sq"].lerp_(moved.square_(), share(betas[1]))
+        adam = torch.div(exp_avg, exp_avg_sq.sqrt().add_(eps), out=moved)
+        counted = seen.float()[:, None, None]
+        out = self._grafted(adam) if self._variant.root_inverse else self._out_of_bases(adam)
+        return out.mul_(counted), counted
+
+    def factors(self, blocks: slice) -> tuple[Tensor, Tensor]:
+        """L and R of some blocks in coordinates of their bases."""
+        return self.tensors["left_factor"][blocks], self.tensors["right_factor"][blocks]
+
+    def turn(self, blocks: slice, left: Tensor, right: Tensor) -> None:
+        """Turn the bases of some blocks by rotations [k, m, m] and [k, n, n].
+
+        Mean squares turn by the rotations' squared entries, as if coordinates were uncorrelated.
+        """
+        own = {name: tensor[blocks] for name, tensor in self.tensors.items()}
+        for side, rotations in (("left", left), ("right", right)):
+            factor, basis = own[f"{side}_factor"], own[f"{side}_basis"]
+            factor.copy_(rotations.mT @ factor @ rotations)
+            basis.copy_(turned(basis, rotations))
+        if not self._variant.root_inverse:
+            own["exp_avg"].copy_(left.mT @ own["exp_avg"] @ right)
+            own["exp_avg_sq"].copy_(left.square().mT @ own["exp_avg_sq"] @ right.square())
+
+    def _into_bases(self, blocks: Tensor) -> Tensor:
+        return self.tensors["left_basis"].mT @ blocks @ self.tensors["right_basis"]
+
+    def _out_of_bases(self, blocks: Tensor) -> Tensor:
+        return self.tensors["left_basis"] @ blocks @ self.tensors["right_basis"].mT
+
+    def _follow(self, rotated: Tensor, share: Tensor) -> None:
+        """Move the factors towards those of a gradient.
+
+        KL-Shampoo (arXiv:2509.03378) weighs with the other factor's inverse: L towards G R⁻¹ Gᵀ / n, R towards
+        Gᵀ L⁻¹ G / m. A block's first gradient meets R = I and L = the mean of its squares.
+        """
+        _, rows, columns = rotated.shape
+        root = share.sqrt()
+        towards = {"left": rotated * (root / columns**0.5), "right": rotated * (root / rows**0.5)}
+        if self._variant.weighed:
+            first = (self.tensors["step"] <= 1)[:, None]
+            mean = rotated.square().mean((1, 2))[:, None]
+            left, right = self._eigenvalues()
+            towards["left"] *= torch.where(first, 1.0, right).rsqrt()[:, None, :]
+            towards["right"] *= torch.where(first & (mean > 0), mean, left).rsqrt()[:, :, None]
+        left, right = towards["left"], towards["right"]
+        self.tensors["left_factor"].mul_(1 - share).baddbmm_(left, left.mT)
+        self.tensors["right_factor"].mul_(1 - share).baddbmm_(right.mT, right)
+
+    def _eigenvalues(self) -> tuple[Tensor, Tensor]:
+        """Damped estimates, [b, m] and [b, n]; ones where nothing was counted."""
+        left, right = (self.tensors[f"{side}_factor"].diagonal(dim1=1, dim2=2) for side in ("left", "right"))
+        return _damped(left), _damped(right)
+
+    def _grafted(self, adam: Tensor) -> Tensor:
+        """L^-p M R^-p with AdamW's norm; p is 1/4 (Shampoo, arXiv:1802.09568), for KL factors 1/2."""
+        power = -0.5 if self._variant.weighed else -0.25
+        left, right = self._eigenvalues()
+        scaled = self._into_bases(self.tensors["exp_avg"])
+        scaled.mul_(left.pow(power)[:, :, None]).mul_(right.pow(power)[:, None, :])
+        out = self._out_of_bases(scaled)
+        norm, wanted = (torch.linalg.vector_norm(each, dim=(1, 2), keepdim=True) for each in (out, adam))
+        return out.mul_(torch.where(norm > 0, wanted / norm, 0.0))
+
+
+def _damped(eigenvalues: Tensor) -> Tensor:
+    largest = eigenvalues.amax(-1, keepdim=True)
+    least = (DAMPING * largest).clamp_(min=torch.finfo(torch.float32).tiny)
+    return torch.where(largest > 0, torch.maximum(eigenvalues, least), 1.0)

@@ -1,0 +1,64 @@
+"""What Shampoo's settings and parameters may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.errors import ConfigError, ShapeError
+from isthmus.optim.blocks import VARIANTS
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether it is a matrix or a stack of matrices."""
+    return parameter.ndim in (2, 3)
+
+
+def check_settings(variant: str, *, refresh_steps: int, max_block: int) -> None:
+    """Refuse settings of the whole optimizer that are out of their range.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for name, value in (("refresh_steps", refresh_steps), ("max_block", max_block)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"Shampoo's {name} is out of range", got=repr(value), wanted="a whole number from 1 on")
+    if variant not in VARIANTS:
+        raise ConfigError("Shampoo's variant is unknown", got=repr(variant), wanted=f"one of {', '.join(VARIANTS)}")
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Refuse a group of parameters whose settings or parameters will not do.
+
+    Raises:
+        ConfigError: A setting is out of its range.
+        ShapeError: A parameter is empty or complex, or no matrix, stack or vector in a group of matrices.
+    """
+    for name in ("lr", "eps", "weight_decay"):
+        if not (math.isfinite(group[name]) and group[name] >= 0):
+            raise ConfigError(f"Shampoo's {name} is out of range", got=group[name], wanted="a finite number from 0 on")
+    betas = group["betas"]
+    if len(betas) != 3 or not all(0 <= beta < 1 for beta in betas):
+        wanted = "three numbers from 0 on, below 1: for gradients, their squares, and factors"
+        raise ConfigError("Shampoo's betas are out of range", got=betas, wanted=wanted)
+    for parameter in group["params"]:
+        _check_parameter(parameter, matrices=group["matrices"])
+
+
+def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
+    got = f"{tuple(parameter.shape)} {parameter.dtype}"
+    if parameter.is_complex():
+        mend = "Train its real and imaginary parts."
+        raise ShapeError("Shampoo does not train complex parameters", got=got, mend=mend)
+    if parameter.numel() == 0:
+        raise ShapeError("a parameter is empty", got=got, mend="Leave it out of the optimizer.")
+    if matrices and not 1 <= parameter.ndim <= 3:
+        raise ShapeError(
+            "Shampoo cannot tell what matrices are in a parameter",
+            got=got,
+            wanted="(m, n), (count, m, n), or a vector (n,)",
+            mend="Put it into a group with matrices=False, which AdamW trains, or reshape it.",
+        )

@@ -1,0 +1,403 @@
+"""What Shampoo promises as a torch optimizer: stacks and blocks, idle experts, bad numbers, saved state, bad input."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+from isthmus.errors import ConfigError, ShapeError
+from isthmus.optim import Shampoo, shampoo_groups
+from isthmus.optim.blocks import VARIANTS
+from isthmus.optim.refreshes import plan_refreshes
+from isthmus.optim.tiles import cut, stack_up
+
+
+def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+
+
+def drive(optimizer: Shampoo, steps: int, *, first: int = 0, scale: float = 1.0) -> None:
+    """Steps with gradients that depend on the step, the parameter's place and its shape alone."""
+    for step in range(first, first + steps):
+        for place, each in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            generator = torch.Generator().manual_seed(1000 * step + place)
+            each.grad = (scale * torch.randn(each.shape, generator=generator)).to(each.dtype)
+        optimizer.step()
+
+
+def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    return all(a.equal(b) for a, b in zip(one, two, strict=True))
+
+
+# -- stacks and blocks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_experts_in_a_stack_are_matrices_by_themselves(variant: str) -> None:
+    stack = parameter(3, 6, 4)
+    alone = [nn.Parameter(matrix.clone()) for matrix in stack.detach()]
+    together = Shampoo([stack], variant=variant, refresh_steps=1)
+    apart = [Shampoo([matrix], variant=variant, refresh_steps=1) for matrix in alone]
+    for step in range(8):
+        stack.grad = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(step))
+        together.step()
+        for matrix, gradient, optimizer in zip(alone, stack.grad, apart, strict=True):
+            matrix.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(stack.detach(), torch.stack([matrix.detach() for matrix in alone]), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_a_large_matrix_are_matrices_by_themselves() -> None:
+    def parts(tensor: Tensor) -> list[Tensor]:
+        return [part for rows in tensor.split([2, 2, 3]) for part in rows.split([2, 3], 1)]
+
+    whole = parameter(7, 5)
+    apart = [nn.Parameter(part.clone()) for part in parts(whole.detach())]
+    one, many = Shampoo([whole], max_block=3, refresh_steps=1), Shampoo(apart, refresh_steps=1)
+    for step in range(8):
+        whole.grad = torch.randn(7, 5, generator=torch.Generator().manual_seed(step))
+        for part, gradient in zip(apart, parts(whole.grad), strict=True):
+            part.grad = gradient.clone()
+        one.step()
+        many.step()
+    for one_part, part in zip(parts(whole), apart, strict=True):
+        torch.testing.assert_close(one_part, part, rtol=1e-4, atol=1e-5)
+
+
+def test_an_idle_expert_changes_in_nothing_and_loses_nothing() -> None:
+    stack = parameter(3, 6, 4)
+    optimizer = Shampoo([stack], lr=0.1, refresh_steps=2)
+    for step in range(9):
+        stack.grad = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(step))
+        if step not in (3, 4, 5):
+            optimizer.step()
+            continue
+        stack.grad[1] = 0
+        before, held = stack.detach().clone(), moments(optimizer, stack, 1)
+        optimizer.step()
+        assert before[1].equal(stack[1])
+        assert same(held, moments(optimizer, stack, 1))
+        assert not before[0].equal(stack[0])
+    assert [int(count) for count in optimizer.state[stack]["step"]] == [9, 6, 9]
+
+
+def moments(optimizer: Shampoo, stack: Tensor, expert: int) -> list[Tensor]:
+    """What an expert's state says in the parameter's own coordinates, up to rounding by a turn of its basis."""
+    state = {name: tensor[expert] for name, tensor in optimizer.state[stack].items()}
+    left, right = state["left_basis"], state["right_basis"]
+    factors = [left @ state["left_factor"] @ left.T, right @ state["right_factor"] @ right.T]
+    return [each.mul(1e3).round() for each in (left @ state["exp_avg"] @ right.T, *factors)] + [state["step"]]
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    trained, alone, vector = parameter(4, 4), parameter(4, 4, seed=1), parameter(4)
+    before = [alone.detach().clone(), vector.detach().clone()]
+    optimizer = Shampoo([trained, alone, vector], lr=0.1)
+    for _ in range(3):
+        trained.grad = torch.ones(4, 4)
+        optimizer.step()
+    assert same(before, [alone, vector])
+    assert not trained.equal(parameter(4, 4))
+
+
+def test_a_group_added_later_is_trained_too_and_the_others_go_on() -> None:
+    first, twin, late = parameter(4, 4), parameter(4, 4), parameter(5, 4, seed=1)
+    one, two = Shampoo([first], refresh_steps=1), Shampoo([twin], refresh_steps=1)
+    drive(one, 3)
+    drive(two, 3)
+    one.add_param_group({"params": [late], "lr": 0.5})
+    drive(one, 3, first=3)
+    drive(two, 3, first=3)
+    assert first.equal(twin)
+    assert (late - parameter(5, 4, seed=1)).abs().max() > 0.4
+
+
+def test_rates_decay_and_a_closure_work_as_in_any_torch_optimizer() -> None:
+    weight = parameter(4, 4)
+    optimizer = Shampoo([weight], lr=0.1, weight_decay=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0 if step else 1.0)
+    before = weight.detach().clone()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure).detach()) == pytest.approx(float(before.square().sum()))
+    after = weight.detach().clone()
+    assert not before.equal(after)
+    scheduler.step()
+    optimizer.step(closure)
+    assert after.equal(weight), "a rate of 0 moves nothing, decay included"
+
+
+# -- bad numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["zero", "tiny", "huge", "rank one", "tiny after huge", "ones"])
+def test_weights_and_state_stay_finite(kind: str, variant: str, dtype: torch.dtype) -> None:
+    shapes = [(6, 4), (1, 5), (5, 1), (1, 1), (2, 3, 4), (7,)]
+    own = [parameter(*shape, dtype=dtype) for shape in shapes]
+    optimizer = Shampoo(own, lr=0.1, variant=variant, refresh_steps=2)
+    for step in range(7):
+        for each in own:
+            noise = torch.randn(each.shape, generator=torch.Generator().manual_seed(step))
+            values = {
+                "zero": noise * 0,
+                "tiny": noise * 1e-20,
+                "huge": noise * 1e20,
+                "tiny after huge": noise * (1e20 if step < 3 else 1e-20),
+                "rank one": torch.ones_like(noise) * noise[..., :1],
+                "ones": torch.ones_like(noise),
+            }
+            each.grad = values[kind].to(dtype)
+        before = [each.detach().clone() for each in own]
+        optimizer.step()
+        assert all(each.isfinite().all() for each in own)
+        assert all(tensor.isfinite().all() for state in optimizer.state.values() for tensor in state.values())
+        assert all((each - old).abs().max() < 2 for each, old in zip(own, before, strict=True)), "no leap"
+        assert kind != "zero" or all(each.equal(old) for each, old in zip(own[:-1], before[:-1], strict=True))
+    assert kind in ("zero", "tiny") or all(not each.equal(parameter(*each.shape, dtype=dtype)) for each in own)
+
+
+def test_a_gradient_that_is_not_a_number_is_seen_in_the_weights_and_ends_nothing() -> None:
+    weight = parameter(4, 4)
+    optimizer = Shampoo([weight], refresh_steps=1)
+    drive(optimizer, 2)
+    weight.grad = torch.full((4, 4), torch.nan)
+    optimizer.step()
+    drive(optimizer, 3)
+    assert weight.isnan().all()
+
+
+# -- saved state -------------------------------------------------------------------------------------------------------
+
+MIXED = [(6, 4), (3, 6, 4), (9, 4), (5,)]
+
+
+def mixed(dtype: torch.dtype = torch.float32, **settings: object) -> tuple[list[nn.Parameter], Shampoo]:
+    own = [parameter(*shape, seed=place, dtype=dtype) for place, shape in enumerate(MIXED)]
+    return own, Shampoo(own, **{"lr": 0.05, "refresh_steps": 3, "max_block": 6, **settings})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("after", range(5))
+def test_a_stopped_run_goes_on_bit_for_bit(after: int, variant: str, dtype: torch.dtype) -> None:
+    own, optimizer = mixed(dtype, variant=variant)
+    drive(optimizer, after)
+    file = io.BytesIO()
+    torch.save({"weights": own, "optimizer": optimizer.state_dict()}, file)
+    drive(optimizer, 5, first=after)
+    file.seek(0)
+    stored = torch.load(file, weights_only=True)
+    again, resumed = mixed(dtype, variant=variant)
+    drive(resumed, 2)  # whatever it has done before
+    with torch.no_grad():
+        for each, weight in zip(again, stored["weights"], strict=True):
+            each.copy_(weight)
+    resumed.load_state_dict(stored["optimizer"])
+    drive(resumed, 5, first=after)
+    assert same(own, again)
+    assert all(
+        same([*optimizer.state[a].values()], [*resumed.state[b].values()]) for a, b in zip(own, again, strict=True)
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_distributed_checkpoint_saves_and_loads_it(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, Shampoo]:
+        model = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 9))
+        with torch.no_grad():
+            for place, each in enumerate(model.parameters()):
+                each.copy_(parameter(*each.shape, seed=place))
+        return model, Shampoo(model.parameters(), refresh_steps=2, max_block=5)
+
+    model, optimizer = make()
+    drive(optimizer, 5)
+    save(
+        {"optimizer": get_optimizer_state_dict(model, optimizer)},
+        storage_writer=FileSystemWriter(tmp_path),
+        no_dist=True,
+    )
+    weights = copy.deepcopy(model.state_dict())
+    drive(optimizer, 4, first=5)
+
+    other, resumed = make()
+    other.load_state_dict(weights)
+    stored = {"optimizer": get_optimizer_state_dict(other, resumed)}
+    load(stored, storage_reader=FileSystemReader(tmp_path), no_dist=True)
+    set_optimizer_state_dict(other, resumed, stored["optimizer"])
+    assert same([*other.parameters()], [*weights.values()]), "its first step, which only makes state, moves nothing"
+    drive(resumed, 4, first=5)
+    assert same([*model.parameters()], [*other.parameters()])
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_is_an_optimizer_of_its_own(way) -> None:
+    own, optimizer = mixed()
+    drive(optimizer, 4)
+    copied, twin = way((own, optimizer))
+    before = [each.detach().clone() for each in own]
+    drive(twin, 4, first=4)
+    assert same(own, before)
+    drive(optimizer, 4, first=4)
+    assert same(own, copied)
+
+
+def test_state_of_another_block_size_is_refused_and_says_how_to_mend_it() -> None:
+    _, optimizer = mixed()
+    drive(optimizer, 1)
+    _, other = mixed(max_block=3)
+    with pytest.raises(ShapeError, match="same max_block"):
+        other.load_state_dict(optimizer.state_dict())
+
+
+def test_state_takes_the_bytes_that_the_docs_say() -> None:
+    square, optimizer = parameter(3, 8, 8), None
+    optimizer = Shampoo([square])
+    drive(optimizer, 1)
+    tensors = [tensor for name, tensor in optimizer.state[square].items() if name != "step"]
+    assert sum(tensor.nbytes for tensor in tensors) == 24 * square.numel()
+
+
+# -- turns and owners --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owners", [1, 3])
+@pytest.mark.parametrize("every", [1, 4, 20])
+def test_every_block_has_one_turn_and_one_owner_and_no_step_carries_more_than_its_share(
+    every: int, owners: int
+) -> None:
+    shapes = [torch.Size(shape) for shape in ((96, 32, 16), (40, 48), (8, 8), (64, 8, 8), (1, 7))]
+    stacks = stack_up(cut(shapes, 24), [torch.device("cpu")] * len(shapes))
+    seen = {(index, block): 0 for index, stack in enumerate(stacks) for block in range(stack.blocks)}
+    loads: dict[tuple[int, int], int] = {}
+    turns = plan_refreshes(stacks, every=every, owners=owners)
+    assert len(turns) == every
+    for turn, refreshes in enumerate(turns):
+        for refresh in refreshes:
+            _, rows, columns = stacks[refresh.stack].shape
+            for block in range(refresh.blocks.start, refresh.blocks.stop):
+                seen[refresh.stack, block] += 1
+                loads[turn, refresh.owner] = loads.get((turn, refresh.owner), 0) + rows**3 + columns**3
+    assert set(seen.values()) == {1}
+    costs = [stack.shape[1] ** 3 + stack.shape[2] ** 3 for stack in stacks]
+    total = sum(cost * stack.blocks for cost, stack in zip(costs, stacks, strict=True))
+    assert max(loads.values()) <= total / (every * owners) + max(costs)
+
+
+class Threads:
+    """Collectives of threads of this process."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, shared: dict[int, Sequence[Tensor]]) -> None:
+        self.rank, self.num_ranks = rank, barrier.parties
+        self._barrier, self._shared = barrier, shared
+        self.sent = 0
+
+    def broadcast(self, tensors: Sequence[Tensor], owner: int) -> None:
+        if self.rank == owner:
+            self._shared[owner] = tensors
+            self.sent += sum(tensor.shape[0] for tensor in tensors)
+        self._barrier.wait(timeout=60)
+        for mine, theirs in zip(tensors, self._shared[owner], strict=True):
+            mine.copy_(theirs)
+        self._barrier.wait(timeout=60)
+
+
+def test_owners_divide_the_refreshes_and_all_hold_what_one_alone_would() -> None:
+    own, optimizer = mixed()
+    drive(optimizer, 10)
+    barrier, shared = threading.Barrier(2), {}
+    ranks = [Threads(rank, barrier, shared) for rank in range(2)]
+    pairs = [mixed(collectives=rank) for rank in ranks]
+    threads = [threading.Thread(target=drive, args=(each, 10)) for _, each in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for weights, each in pairs:
+        assert same(own, weights)
+        assert all(
+            same([*optimizer.state[a].values()], [*each.state[b].values()]) for a, b in zip(own, weights, strict=True)
+        )
+    assert all(rank.sent > 0 for rank in ranks)
+
+
+# -- which parameters --------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_and_heads_are_no_matrices_and_only_matrices_decay() -> None:
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(11, 4), "mix": nn.Linear(4, 6), "norm": nn.LayerNorm(6), "head": nn.Linear(6, 11)}
+    )
+    names = {id(each): name for name, each in model.named_parameters()}
+    groups = [
+        ([names[id(each)] for each in group["params"]], group["weight_decay"], group.get("matrices", True))
+        for group in shampoo_groups(model, 0.2)
+    ]
+    rest = ["table.weight", "mix.bias", "norm.weight", "norm.bias", "head.bias"]
+    assert groups == [(["mix.weight"], 0.2, True), (["head.weight"], 0.2, False), (rest, 0.0, False)]
+    drive(Shampoo(shampoo_groups(model, 0.2)), 2)
+
+
+def bad_parameter(kind: str) -> nn.Parameter:
+    shapes = {"scalar": (), "empty": (0, 4), "four": (2, 2, 3, 3), "complex": (3, 3)}
+    return nn.Parameter(torch.ones(shapes[kind], dtype=torch.complex64 if kind == "complex" else torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("scalar", "matrices=False"), ("empty", "empty"), ("four", "matrices=False"), ("complex", "complex")],
+)
+def test_a_parameter_that_is_no_matrix_or_vector_is_refused(kind: str, says: str) -> None:
+    with pytest.raises(ShapeError, match=says):
+        Shampoo([bad_parameter(kind)])
+    optimizer = Shampoo([parameter(2, 2)])
+    with pytest.raises(ShapeError, match=says):
+        optimizer.add_param_group({"params": [bad_parameter(kind)]})
+    if "matrices" in says:
+        drive(Shampoo([{"params": [bad_parameter(kind)], "matrices": False}]), 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"refresh_steps": 0},
+        {"refresh_steps": 2.5},
+        {"max_block": 0},
+        {"variant": "sop"},
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"eps": -1e-8},
+        {"weight_decay": -0.1},
+        {"betas": (0.9, 0.95)},
+        {"betas": (0.9, 1.0, 0.9)},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=name):
+        Shampoo([parameter(2, 2)], **settings)
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Shampoo(table.parameters())
+    table(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ShapeError, match="sparse=False"):
+        optimizer.step()
