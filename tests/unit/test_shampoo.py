@@ -77,26 +77,47 @@ def test_blocks_of_a_large_matrix_are_matrices_by_themselves() -> None:
 def test_an_idle_expert_changes_in_nothing_and_loses_nothing() -> None:
     stack = parameter(3, 6, 4)
     optimizer = Shampoo([stack], lr=0.1, refresh_steps=2)
-    for step in range(9):
+    for step in range(90):
         stack.grad = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(step))
-        if step not in (3, 4, 5):
+        if not 4 <= step < 84:
             optimizer.step()
             continue
         stack.grad[1] = 0
-        before, held = stack.detach().clone(), moments(optimizer, stack, 1)
+        before = stack.detach().clone()
+        held = {name: tensor.clone() for name, tensor in optimizer.state[stack].items()}
         optimizer.step()
         assert before[1].equal(stack[1])
-        assert same(held, moments(optimizer, stack, 1))
         assert not before[0].equal(stack[0])
-    assert [int(count) for count in optimizer.state[stack]["step"]] == [9, 6, 9]
+        changed = {name for name, tensor in optimizer.state[stack].items() if not held[name][1].equal(tensor[1])}
+        assert step < 6 or not changed, "what the steps before left to its bases is done in the first turn"
+    assert [int(count) for count in optimizer.state[stack]["step"]] == [90, 10, 90]
 
 
-def moments(optimizer: Shampoo, stack: Tensor, expert: int) -> list[Tensor]:
-    """What an expert's state says in the parameter's own coordinates, up to rounding by a turn of its basis."""
-    state = {name: tensor[expert] for name, tensor in optimizer.state[stack].items()}
-    left, right = state["left_basis"], state["right_basis"]
-    factors = [left @ state["left_factor"] @ left.T, right @ state["right_factor"] @ right.T]
-    return [each.mul(1e3).round() for each in (left @ state["exp_avg"] @ right.T, *factors)] + [state["step"]]
+def test_many_stacks_and_tiles_are_as_good_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> tuple[list[nn.Parameter], int]:
+        own = [parameter(5, 6, 4), parameter(6, 4, seed=1), parameter(9, 4, seed=2)]
+        optimizer = Shampoo(own, lr=0.1, refresh_steps=1, max_block=6)
+        drive(optimizer, 6)
+        return own, sum(len(layout.stacks) for layout in optimizer._layouts)
+
+    few, count = trained()
+    monkeypatch.setattr("isthmus.optim.tiles.MOST_ELEMENTS", 48)
+    many, larger = trained()
+    assert larger > count
+    for one, two in zip(few, many, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_one_expert_with_huge_gradients_leaves_the_others_alone() -> None:
+    stack, alone = parameter(2, 6, 4), parameter(2, 6, 4)
+    pair = [Shampoo([each], lr=0.1, refresh_steps=2) for each in (stack, alone)]
+    for step in range(6):
+        stack.grad = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(step)) * 1e-6
+        alone.grad = stack.grad.clone()
+        stack.grad[0] *= 1e30
+        for optimizer in pair:
+            optimizer.step()
+    torch.testing.assert_close(stack[1], alone[1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_parameter_without_a_gradient_is_left_alone() -> None:
@@ -147,7 +168,9 @@ def test_rates_decay_and_a_closure_work_as_in_any_torch_optimizer() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", ["zero", "tiny", "huge", "rank one", "tiny after huge", "ones"])
+@pytest.mark.parametrize(
+    "kind", ["zero", "tiny", "huge", "rank one", "tiny after huge", "huge after tiny", "once 1e30", "ones"]
+)
 def test_weights_and_state_stay_finite(kind: str, variant: str, dtype: torch.dtype) -> None:
     shapes = [(6, 4), (1, 5), (5, 1), (1, 1), (2, 3, 4), (7,)]
     own = [parameter(*shape, dtype=dtype) for shape in shapes]
@@ -160,6 +183,8 @@ def test_weights_and_state_stay_finite(kind: str, variant: str, dtype: torch.dty
                 "tiny": noise * 1e-20,
                 "huge": noise * 1e20,
                 "tiny after huge": noise * (1e20 if step < 3 else 1e-20),
+                "huge after tiny": noise * (1e20 if step > 3 else 1e-20),
+                "once 1e30": noise * (1e30 if step == 1 else 1.0),
                 "rank one": torch.ones_like(noise) * noise[..., :1],
                 "ones": torch.ones_like(noise),
             }
@@ -168,7 +193,7 @@ def test_weights_and_state_stay_finite(kind: str, variant: str, dtype: torch.dty
         optimizer.step()
         assert all(each.isfinite().all() for each in own)
         assert all(tensor.isfinite().all() for state in optimizer.state.values() for tensor in state.values())
-        assert all((each - old).abs().max() < 2 for each, old in zip(own, before, strict=True)), "no leap"
+        assert all((each - old).abs().max() < 0.7 for each, old in zip(own, before, strict=True)), "no leap"
         assert kind != "zero" or all(each.equal(old) for each, old in zip(own[:-1], before[:-1], strict=True))
     assert kind in ("zero", "tiny") or all(not each.equal(parameter(*each.shape, dtype=dtype)) for each in own)
 
@@ -181,6 +206,53 @@ def test_a_gradient_that_is_not_a_number_is_seen_in_the_weights_and_ends_nothing
     optimizer.step()
     drive(optimizer, 3)
     assert weight.isnan().all()
+
+
+def laid_out(tensor: Tensor, way: str) -> Tensor:
+    """The same values, in another order in memory."""
+    if way == "transposed":
+        return tensor.t().contiguous().t()
+    if way == "strided":
+        return tensor.repeat_interleave(2, -1)[..., ::2]
+    return tensor
+
+
+@pytest.mark.parametrize("matrices", [True, False])
+@pytest.mark.parametrize("of_weight", ["plain", "transposed", "strided"])
+@pytest.mark.parametrize("of_gradient", ["plain", "transposed", "strided"])
+def test_how_tensors_lie_in_memory_does_not_matter(of_gradient: str, of_weight: str, matrices: bool) -> None:
+    weight, twin = nn.Parameter(laid_out(parameter(6, 4).detach(), of_weight)), parameter(6, 4)
+    pair = [Shampoo([{"params": [each], "matrices": matrices}], lr=0.1, refresh_steps=1) for each in (weight, twin)]
+    for step in range(3):
+        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        weight.grad, twin.grad = laid_out(gradient, of_gradient), gradient
+        for optimizer in pair:
+            optimizer.step()
+    torch.testing.assert_close(weight, twin, rtol=1e-5, atol=1e-6)
+    vector, gradient = nn.Parameter(torch.zeros(50)), torch.ones(1).expand(50)
+    vector.grad = gradient
+    Shampoo([vector], lr=0.1).step()
+    torch.testing.assert_close(vector.detach(), torch.full((50,), -0.1))
+
+
+@pytest.mark.parametrize("matrices", [True, False])
+def test_small_changes_of_double_weights_are_not_rounded_away(matrices: bool) -> None:
+    weight = nn.Parameter(torch.full((3, 3), 1 + 1e-12, dtype=torch.float64))
+    optimizer = Shampoo([{"params": [weight], "matrices": matrices}], lr=1e-10, weight_decay=0.0)
+    for _ in range(10):
+        weight.grad = torch.ones(3, 3, dtype=torch.float64)
+        optimizer.step()
+    assert 0 < 1 + 1e-12 - float(weight.detach()[0, 0]) < 1e-8
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_under_autocast_is_the_same_step(variant: str) -> None:
+    weight, twin = parameter(6, 4), parameter(6, 4)
+    one, two = Shampoo([weight], variant=variant, refresh_steps=1), Shampoo([twin], variant=variant, refresh_steps=1)
+    drive(one, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        drive(two, 4)
+    assert weight.equal(twin)
 
 
 # -- saved state -------------------------------------------------------------------------------------------------------
@@ -261,16 +333,63 @@ def test_a_copy_is_an_optimizer_of_its_own(way) -> None:
 def test_state_of_another_block_size_is_refused_and_says_how_to_mend_it() -> None:
     _, optimizer = mixed()
     drive(optimizer, 1)
-    _, other = mixed(max_block=3)
+    _, other = mixed(max_block=3, lr=0.25)
+    drive(other, 2)
+    before = copy.deepcopy(other.state_dict())
     with pytest.raises(ShapeError, match="same max_block"):
         other.load_state_dict(optimizer.state_dict())
+    _, third = mixed(variant="kl-shampoo")
+    with pytest.raises(ConfigError, match="another variant"):
+        third.load_state_dict(optimizer.state_dict())
+    after = other.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert all(same([*after["state"][key].values()], [*own.values()]) for key, own in before["state"].items())
+
+
+def test_a_parameter_that_never_had_a_gradient_can_share_stacks_and_be_saved() -> None:
+    def make() -> tuple[list[nn.Parameter], Shampoo]:
+        own = [parameter(9, 4), parameter(4, 4, seed=1)]
+        return own, Shampoo(own, max_block=6, refresh_steps=2)
+
+    own, optimizer = make()
+    for step in range(3):
+        own[1].grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.step()
+    assert "step.1" not in optimizer.state[own[0]] or "step" not in optimizer.state[own[0]], "a part alone was begun"
+    again, resumed = make()
+    resumed.load_state_dict(optimizer.state_dict())
+    copied, twin = copy.deepcopy((own, optimizer))
+    with torch.no_grad():
+        again[1].copy_(own[1])
+    for pair in (optimizer, resumed, twin):
+        drive(pair, 4)
+    assert same(own[1:], again[1:])
+    assert same(own, copied)
+
+
+def test_hooks_of_loading_see_and_may_change_the_whole_state() -> None:
+    own, optimizer = mixed()
+    drive(optimizer, 2)
+    again, other = mixed()
+    seen: list[float] = []
+
+    def double(_: torch.optim.Optimizer, state: dict) -> dict:
+        state = copy.deepcopy(state)
+        state["state"][0]["exp_avg"].mul_(2)
+        return state
+
+    other.register_load_state_dict_pre_hook(double)
+    other.register_load_state_dict_post_hook(lambda each: seen.append(float(each.state[again[0]]["step"])))
+    other.load_state_dict(optimizer.state_dict())
+    assert seen == [2.0]
+    assert other.state[again[0]]["exp_avg"].equal(2 * optimizer.state[own[0]]["exp_avg"])
 
 
 def test_state_takes_the_bytes_that_the_docs_say() -> None:
     square, optimizer = parameter(3, 8, 8), None
     optimizer = Shampoo([square])
     drive(optimizer, 1)
-    tensors = [tensor for name, tensor in optimizer.state[square].items() if name != "step"]
+    tensors = [tensor for name, tensor in optimizer.state[square].items() if name not in ("step", "rotated")]
     assert sum(tensor.nbytes for tensor in tensors) == 24 * square.numel()
 
 
@@ -291,7 +410,7 @@ def test_every_block_has_one_turn_and_one_owner_and_no_step_carries_more_than_it
     for turn, refreshes in enumerate(turns):
         for refresh in refreshes:
             _, rows, columns = stacks[refresh.stack].shape
-            for block in range(refresh.blocks.start, refresh.blocks.stop):
+            for block in range(refresh.part.start, refresh.part.stop):
                 seen[refresh.stack, block] += 1
                 loads[turn, refresh.owner] = loads.get((turn, refresh.owner), 0) + rows**3 + columns**3
     assert set(seen.values()) == {1}
@@ -342,15 +461,26 @@ def test_owners_divide_the_refreshes_and_all_hold_what_one_alone_would() -> None
 
 def test_embeddings_and_heads_are_no_matrices_and_only_matrices_decay() -> None:
     model = nn.ModuleDict(
-        {"table": nn.Embedding(11, 4), "mix": nn.Linear(4, 6), "norm": nn.LayerNorm(6), "head": nn.Linear(6, 11)}
+        {
+            "place": nn.Embedding(6, 4),  # as many places as the next layer has outputs: no head for that
+            "table": nn.Embedding(11, 4),
+            "mix": nn.Linear(4, 6),
+            "norm": nn.LayerNorm(6),
+            "conv": nn.Conv1d(3, 5, 3),
+            "head": nn.Linear(6, 11),
+        }
     )
     names = {id(each): name for name, each in model.named_parameters()}
     groups = [
         ([names[id(each)] for each in group["params"]], group["weight_decay"], group.get("matrices", True))
         for group in shampoo_groups(model, 0.2)
     ]
-    rest = ["table.weight", "mix.bias", "norm.weight", "norm.bias", "head.bias"]
-    assert groups == [(["mix.weight"], 0.2, True), (["head.weight"], 0.2, False), (rest, 0.0, False)]
+    rest = ["place.weight", "table.weight", "mix.bias", "norm.weight", "norm.bias", "conv.bias", "head.bias"]
+    assert groups == [
+        (["mix.weight"], 0.2, True),
+        (["conv.weight", "head.weight"], 0.2, False),
+        (rest, 0.0, False),
+    ]
     drive(Shampoo(shampoo_groups(model, 0.2)), 2)
 
 
@@ -369,6 +499,7 @@ def test_a_parameter_that_is_no_matrix_or_vector_is_refused(kind: str, says: str
     optimizer = Shampoo([parameter(2, 2)])
     with pytest.raises(ShapeError, match=says):
         optimizer.add_param_group({"params": [bad_parameter(kind)]})
+    assert len(optimizer.param_groups) == 1
     if "matrices" in says:
         drive(Shampoo([{"params": [bad_parameter(kind)], "matrices": False}]), 2)
 
@@ -382,10 +513,12 @@ def test_a_parameter_that_is_no_matrix_or_vector_is_refused(kind: str, says: str
         {"variant": "sop"},
         {"lr": -1.0},
         {"lr": float("nan")},
-        {"eps": -1e-8},
+        {"lr": "fast"},
+        {"eps": 0.0},
         {"weight_decay": -0.1},
         {"betas": (0.9, 0.95)},
         {"betas": (0.9, 1.0, 0.9)},
+        {"betas": 0.9},
     ],
     ids=str,
 )

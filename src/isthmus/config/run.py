@@ -136,7 +136,7 @@ class TrainTable(Table):
     optimizer: str = Field(
         default="adamw", description='"shampoo", "adamw" or "muon"; an island may have another, and another rate.'
     )
-    refresh_steps: int = Field(default=20, ge=1, description="Steps between two refreshes of Shampoo's eigenbases.")
+    refresh_steps: int = Field(default=10, ge=1, description="Steps between two refreshes of Shampoo's eigenbases.")
     learning_rate: float = Field(default=2e-3, gt=0, description="The peak; its course follows the run's tokens.")
     warmup_share: float = Field(default=0.02, ge=0, lt=1, description="The share of the budget until the peak.")
     final_lr_share: float = Field(default=0.1, ge=0, le=1, description="What is left of the peak at the end.")

@@ -1,56 +1,88 @@
 """Bases in which Kronecker factors are nearly diagonal, and how they follow factors that change.
 
 A factor is held in the coordinates of its basis Q: for a factor L it is F = Qᵀ L Q. What there is off its diagonal
-says how far the basis has drifted from the eigenvectors, and the diagonal is the eigenvalues' estimate. A refresh turns
-the basis, Q ← Q Z; whatever lies in its coordinates turns with it.
+says how far the basis has drifted from the eigenvectors, and the diagonal is the eigenvalues' estimate. A refresh
+rotates the basis, Q ← Q Z; whatever lies in its coordinates is rotated with it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 DRIFT = 0.5
-"""The share of a factor's squared norm off its diagonal above which one step of iteration is not enough."""
+"""The share of squared correlations off the diagonal above which one step of iteration is not enough."""
 
-_NOISE = 64 * torch.finfo(torch.float32).eps
-_MOST_NOISE = 0.125
+_NOISE = 8 * torch.finfo(torch.float32).eps
+"""What rounding leaves in a factor's null space, times the root of its size, as a share of its largest eigenvalue."""
 
 
-def turn(factors: Tensor) -> Tensor:
-    """The rotations Z that bring factors [k, m, m], in coordinates of their bases, closer to diagonal.
+def find_rotations(factors: Tensor, *, moved: Tensor, fresh: Tensor) -> Tensor:
+    """The rotations Z that bring factors, in coordinates of their bases, closer to diagonal.
 
     One step of orthogonal iteration: Z is the orthonormal part of F's QR decomposition, columns in the order of their
-    eigenvalues (SOAP, arXiv:2409.11321, algorithm 4; the eigenvectors keep their places). Factors that have drifted
-    too far for it are decomposed in full. Those that are zero stay as they are.
+    eigenvalues (SOAP, arXiv:2409.11321, algorithm 4; the eigenvectors keep their places). Factors that are fresh or
+    have drifted too far for it are decomposed in full.
+
+    Args:
+        factors: [k, m, m].
+        moved: [k] bool: only these are rotated; the others' Z is the identity.
+        fresh: [k] bool: these were never rotated.
+
+    Returns:
+        [k, m, m].
     """
+    rotations = torch.eye(factors.shape[-1], device=factors.device).repeat(len(factors), 1, 1)
     level = factors.diagonal(dim1=-2, dim2=-1).amax(-1)
     scaled = factors / torch.where(level > 0, level, 1.0)[:, None, None]
-    drifted = (drift(scaled) > DRIFT).nonzero().flatten().tolist()
-    rotations = _iterate(scaled) if len(drifted) < len(factors) else torch.empty_like(factors)
-    if drifted:
-        rotations[drifted] = _eigenvectors(scaled[drifted])
+    in_full = moved & (level > 0) & (fresh | (drift(scaled) > DRIFT))
+    # one wait for the device: which factors, and how
+    ways = torch.stack([moved & (level != 0) & ~in_full, in_full]).tolist()
+    for way, chosen in zip((_iterate, _eigenvectors), ways, strict=True):
+        places = [place for place, is_chosen in enumerate(chosen) if is_chosen]
+        if places:
+            rotations[places] = way(scaled[places])
     return rotations
 
 
 def drift(factors: Tensor) -> Tensor:
-    """The share of each factor's squared norm that lies off its diagonal, [k]; 0 for a factor that is zero."""
-    whole = factors.square().sum((-2, -1))
-    on = factors.diagonal(dim1=-2, dim2=-1).square().sum(-1)
+    """The share of each factor's squared correlations that lies off the diagonal, [k]; their scales do not matter."""
+    diagonal = factors.diagonal(dim1=-2, dim2=-1)
+    floor = _lift(factors) * diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = torch.maximum(diagonal, floor).rsqrt()
+    squares = (factors * scale.unsqueeze(-1) * scale.unsqueeze(-2)).square_()
+    on = squares.diagonal(dim1=-2, dim2=-1).sum(-1)
+    whole = squares.sum((-2, -1))
     return torch.where(whole > 0, 1 - on / whole, 0.0)
 
 
-def turned(bases: Tensor, rotations: Tensor) -> Tensor:
+def rotate_bases(bases: Tensor, rotations: Tensor) -> Tensor:
     """Q Z, made orthonormal again by a step of Newton's iteration: rounding must not add up over refreshes."""
     product = bases @ rotations
     return torch.baddbmm(product, product, product.mT @ product, beta=1.5, alpha=-0.5)
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of fp32 in fp32, whatever ``torch.set_float32_matmul_precision`` says."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _lift(factors: Tensor) -> float:
+    return float(factors.shape[-1] ** 0.5 * _NOISE)
+
+
 def _iterate(factors: Tensor) -> Tensor:
     """One step; factors whose largest diagonal entry is 1 are lifted, lest their null space be rounding's to choose."""
-    size = factors.shape[-1]
-    lift = min(size * _NOISE, _MOST_NOISE)
-    lifted = factors + lift * torch.eye(size, device=factors.device)
+    lifted = factors + _lift(factors) * torch.eye(factors.shape[-1], device=factors.device)
     order = factors.diagonal(dim1=-2, dim2=-1).argsort(descending=True, stable=True)
     columns = order.unsqueeze(-2).expand_as(factors)
     orthonormal, triangular = torch.linalg.qr(lifted.gather(-1, columns))

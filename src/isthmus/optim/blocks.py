@@ -3,20 +3,19 @@
 For a gradient G [m, n] the factors are L, a running mean of G Gᵀ / n, and R, one of Gᵀ G / m; each lies in the
 coordinates of its own basis (``bases.py``), so G' = Q_Lᵀ G Q_R is all that a step needs. All running means are free of
 bias: the first value has weight 1. Every block counts its own steps: one whose gradient is zero throughout, as that of
-an expert without tokens is, skips the step.
+an expert without tokens is, skips the step, and keeps its bases until it has counted another.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from isthmus.optim.bases import turned
-
-LARGEST = 1e15
-"""Gradients are scaled down to it, so that no square or sum of squares overflows."""
+from isthmus.optim.bases import find_rotations, rotate_bases
+from isthmus.optim.vectors import LARGEST
 
 DAMPING = 1e-6
 """Least eigenvalue that is divided by, as a share of the largest."""
@@ -39,6 +38,23 @@ VARIANTS = {
 """See ``Shampoo``."""
 
 
+def state_shapes(blocks: int, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    """The tensors that so many blocks have, by name.
+
+    ``step`` counts a block's steps, ``rotated`` is what it was when the bases were last rotated.
+    """
+    return {
+        "step": (blocks,),
+        "rotated": (blocks,),
+        "exp_avg": (blocks, rows, columns),
+        "exp_avg_sq": (blocks, rows, columns),
+        "left_basis": (blocks, rows, rows),
+        "left_factor": (blocks, rows, rows),
+        "right_basis": (blocks, columns, columns),
+        "right_factor": (blocks, columns, columns),
+    }
+
+
 class Blocks:
     """The state of blocks [b, m, n].
 
@@ -48,16 +64,9 @@ class Blocks:
 
     def __init__(self, shape: tuple[int, int, int], device: torch.device, variant: Variant) -> None:
         self._variant = variant
-        blocks, rows, columns = shape
-        self.tensors = {
-            "step": torch.zeros(blocks, device=device),
-            "exp_avg": torch.zeros(shape, device=device),
-            "exp_avg_sq": torch.zeros(shape, device=device),
-            "left_basis": torch.eye(rows, device=device).repeat(blocks, 1, 1),
-            "left_factor": torch.zeros(blocks, rows, rows, device=device),
-            "right_basis": torch.eye(columns, device=device).repeat(blocks, 1, 1),
-            "right_factor": torch.zeros(blocks, columns, columns, device=device),
-        }
+        self.tensors = {name: torch.zeros(own, device=device) for name, own in state_shapes(*shape).items()}
+        for side in ("left", "right"):
+            self.tensors[f"{side}_basis"].diagonal(dim1=1, dim2=2).fill_(1)
 
     def direction(self, gradients: Tensor, betas: tuple[float, float, float], eps: float) -> tuple[Tensor, Tensor]:
         """Count a step and say where it leads.
@@ -72,13 +81,12 @@ class Blocks:
             that counted the step, else 0, [b, 1, 1].
         """
         step = self.tensors["step"]
-        peak = torch.linalg.vector_norm(gradients, torch.inf, dim=(1, 2))
-        seen = peak != 0
+        seen = _bound(gradients) != 0
         step.add_(seen)
-        gradients.mul_((LARGEST / peak).clamp_(max=1.0)[:, None, None])
 
         def share(beta: float) -> Tensor:
-            return torch.where(seen, (1 - beta) / (1 - beta**step), 0.0)[:, None, None]
+            grown = 1.0 if beta == 0 else -torch.expm1(step * math.log(beta))
+            return torch.where(seen, (1 - beta) / grown, 0.0)[:, None, None]
 
         rotated = self._into_bases(gradients)
         self._follow(rotated, share(betas[2]))
@@ -90,20 +98,28 @@ class Blocks:
         out = self._grafted(adam) if self._variant.root_inverse else self._out_of_bases(adam)
         return out.mul_(counted), counted
 
-    def factors(self, blocks: slice) -> tuple[Tensor, Tensor]:
-        """L and R of some blocks in coordinates of their bases."""
-        return self.tensors["left_factor"][blocks], self.tensors["right_factor"][blocks]
+    def rotations(self, part: slice) -> list[Tensor]:
+        """How the left and the right bases of some blocks are to be rotated, [k, m, m] and [k, n, n]."""
+        step, before = self.tensors["step"][part], self.tensors["rotated"][part]
+        sides = (self.tensors[f"{side}_factor"][part] for side in ("left", "right"))
+        return [find_rotations(factors, moved=step > before, fresh=before == 0) for factors in sides]
 
-    def turn(self, blocks: slice, left: Tensor, right: Tensor) -> None:
-        """Turn the bases of some blocks by rotations [k, m, m] and [k, n, n].
+    def room(self, part: slice) -> list[Tensor]:
+        """Where rotations found elsewhere are to be put."""
+        return [torch.empty_like(self.tensors[f"{side}_factor"][part]) for side in ("left", "right")]
 
-        Mean squares turn by the rotations' squared entries, as if coordinates were uncorrelated.
+    def rotate(self, part: slice, left: Tensor, right: Tensor) -> None:
+        """Rotate the bases of some blocks, and what lies in their coordinates.
+
+        Mean squares are rotated by the squared entries, as if coordinates were uncorrelated.
         """
-        own = {name: tensor[blocks] for name, tensor in self.tensors.items()}
+        own = {name: tensor[part] for name, tensor in self.tensors.items()}
+        moved = (own["step"] > own["rotated"])[:, None, None]
+        own["rotated"].copy_(own["step"])
         for side, rotations in (("left", left), ("right", right)):
             factor, basis = own[f"{side}_factor"], own[f"{side}_basis"]
             factor.copy_(rotations.mT @ factor @ rotations)
-            basis.copy_(turned(basis, rotations))
+            basis.copy_(torch.where(moved, rotate_bases(basis, rotations), basis))
         if not self._variant.root_inverse:
             own["exp_avg"].copy_(left.mT @ own["exp_avg"] @ right)
             own["exp_avg_sq"].copy_(left.square().mT @ own["exp_avg_sq"] @ right.square())
@@ -122,16 +138,17 @@ class Blocks:
         """
         _, rows, columns = rotated.shape
         root = share.sqrt()
-        towards = {"left": rotated * (root / columns**0.5), "right": rotated * (root / rows**0.5)}
+        towards_left, towards_right = rotated * (root / columns**0.5), rotated * (root / rows**0.5)
         if self._variant.weighed:
             first = (self.tensors["step"] <= 1)[:, None]
             mean = rotated.square().mean((1, 2))[:, None]
             left, right = self._eigenvalues()
-            towards["left"] *= torch.where(first, 1.0, right).rsqrt()[:, None, :]
-            towards["right"] *= torch.where(first & (mean > 0), mean, left).rsqrt()[:, :, None]
-        left, right = towards["left"], towards["right"]
-        self.tensors["left_factor"].mul_(1 - share).baddbmm_(left, left.mT)
-        self.tensors["right_factor"].mul_(1 - share).baddbmm_(right.mT, right)
+            towards_left *= torch.where(first, 1.0, right).rsqrt()[:, None, :]
+            towards_right *= torch.where(first & (mean > 0), mean, left).rsqrt()[:, :, None]
+            _bound(towards_left)
+            _bound(towards_right)
+        self.tensors["left_factor"].mul_(1 - share).baddbmm_(towards_left, towards_left.mT)
+        self.tensors["right_factor"].mul_(1 - share).baddbmm_(towards_right.mT, towards_right)
 
     def _eigenvalues(self) -> tuple[Tensor, Tensor]:
         """Damped estimates, [b, m] and [b, n]; ones where nothing was counted."""
@@ -147,6 +164,13 @@ class Blocks:
         out = self._out_of_bases(scaled)
         norm, wanted = (torch.linalg.vector_norm(each, dim=(1, 2), keepdim=True) for each in (out, adam))
         return out.mul_(torch.where(norm > 0, wanted / norm, 0.0))
+
+
+def _bound(blocks: Tensor) -> Tensor:
+    """Scale each block down, in place, so that no entry is above ``LARGEST``; returns the largest there were, [b]."""
+    peaks: Tensor = torch.linalg.vector_norm(blocks, torch.inf, dim=(1, 2))
+    blocks.mul_((LARGEST / peaks).clamp_(max=1.0)[:, None, None])
+    return peaks
 
 
 def _damped(eigenvalues: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class OptimizerSettings:
 
     learning_rate: float
     weight_decay: float = 0.1
-    refresh_steps: int = 20
+    refresh_steps: int = 10
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -33,9 +33,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def shampoo_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for ``Shampoo``: as for any optimizer, but that embeddings and output heads are no matrices to it.
+    """Groups for ``Shampoo``: as for any optimizer, but that embeddings, heads and convolutions are no matrices to it.
 
-    A head is a linear layer with as many outputs as an embedding of the model has entries.
+    A head is a linear layer with as many outputs as the model's largest embedding has entries.
     """
     matrices, heads, rest = _sorted(model)
     return _filled(
@@ -46,17 +46,18 @@ def shampoo_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]
 
 
 def _sorted(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Trained parameters: matrices; heads; embeddings and what has one dimension or none."""
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    entries = {module.num_embeddings for module in embeddings}
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    """Trained parameters: matrices; heads and convolutions; embeddings and what has one dimension or none."""
+    modules = [*model.modules()]
+    embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
+    entries = max((module.num_embeddings for module in embeddings), default=None)
     tables = {id(module.weight) for module in embeddings}
-    heads = {id(module.weight) for module in linears if module.out_features in entries}
+    heads = {id(each.weight) for each in modules if isinstance(each, nn.Linear) and each.out_features == entries}
+    heads |= {id(each.weight) for each in modules if isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d)}
     kinds: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for parameter in model.parameters():
         if parameter.requires_grad:
             is_rest = parameter.ndim < 2 or id(parameter) in tables
-            kinds[2 if is_rest else 1 if id(parameter) in heads else 0].append(parameter)
+            kinds[2 if is_rest else 1 if id(parameter) in heads or parameter.ndim > 3 else 0].append(parameter)
     return kinds
 
 

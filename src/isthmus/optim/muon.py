@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Opt
     return Muon(shampoo_groups(model, settings.weight_decay), lr=settings.learning_rate)
 
 
+_Inner = list[tuple[torch.optim.Optimizer, list[tuple[Tensor, list[Tensor]]]]]
+"""A group's optimizers, each with the parameters whose matrices it trains apart."""
+
+
 class Muon(torch.optim.Optimizer):
     """``torch.optim.Muon`` over the matrices of parameters (m, n) and (count, m, n), ``torch.optim.AdamW`` elsewhere.
 
@@ -27,8 +31,13 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+        self._inner: list[_Inner] = []
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "matrices": True})
-        self._inner = [self._build(group) for group in self.param_groups]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as ``torch.optim.Optimizer`` does."""
+        super().add_param_group(param_group)
+        self._inner.append(_build(self.param_groups[-1]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -53,21 +62,35 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what ``state_dict`` gave."""
         super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self._load(state_dict["inner"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        inner = [optimizer.state_dict() for group in self._inner for optimizer, _ in group]
+        return {**super().__getstate__(), "inner": inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name != "inner"})
+        if "inner" in state:  # a copy, not a loaded state
+            self._inner = [_build(group) for group in self.param_groups]
+            self._load(state["inner"])
+
+    def _load(self, states: Sequence[dict[str, Any]]) -> None:
         optimizers = [optimizer for group in self._inner for optimizer, _ in group]
-        for optimizer, state in zip(optimizers, state_dict["inner"], strict=True):
+        for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
-    def _build(self, group: dict[str, Any]) -> list[tuple[torch.optim.Optimizer, list[tuple[Tensor, list[Tensor]]]]]:
-        as_matrices = [p for p in group["params"] if group["matrices"] and is_matrix(p)]
-        rest = [p for p in group["params"] if not (group["matrices"] and is_matrix(p))]
-        inner: list[tuple[torch.optim.Optimizer, list[tuple[Tensor, list[Tensor]]]]] = []
-        if as_matrices:
-            parts = [(p, [*p.detach()] if p.ndim == 3 else [p.detach()]) for p in as_matrices]
-            every = [matrix for _, matrices in parts for matrix in matrices]
-            inner.append((torch.optim.Muon(every, lr=group["lr"], adjust_lr_fn="match_rms_adamw"), parts))
-        if rest:
-            inner.append((torch.optim.AdamW(rest, lr=group["lr"], betas=(0.9, 0.95)), []))
-        return inner
+
+def _build(group: dict[str, Any]) -> _Inner:
+    as_matrices = [p for p in group["params"] if group["matrices"] and is_matrix(p)]
+    rest = [p for p in group["params"] if not (group["matrices"] and is_matrix(p))]
+    inner: _Inner = []
+    if as_matrices:
+        parts = [(p, [*p.detach()] if p.ndim == 3 else [p.detach()]) for p in as_matrices]
+        every = [matrix for _, matrices in parts for matrix in matrices]
+        inner.append((torch.optim.Muon(every, lr=group["lr"], adjust_lr_fn="match_rms_adamw"), parts))
+    if rest:
+        inner.append((torch.optim.AdamW(rest, lr=group["lr"], betas=(0.9, 0.95)), []))
+    return inner
 
 
 def _share_gradient(parameter: Tensor, matrices: list[Tensor]) -> None:

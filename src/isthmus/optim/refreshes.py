@@ -44,7 +44,7 @@ class Refresh:
     """Blocks of one stack that are refreshed at once, by one owner."""
 
     stack: int
-    blocks: slice
+    part: slice
     owner: int
 
 
@@ -62,8 +62,8 @@ def plan_refreshes(stacks: Sequence[Stack], *, every: int, owners: int) -> list[
         places = [
             (2 * before + (2 * block + 1) * cost) * every * owners // (2 * total) for block in range(stack.blocks)
         ]
-        for place, blocks in _runs(places):
-            turns[place // owners].append(Refresh(index, blocks, place % owners))
+        for place, part in _runs(places):
+            turns[place // owners].append(Refresh(index, part, place % owners))
         before += cost * stack.blocks
     return turns
 

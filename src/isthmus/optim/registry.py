@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optim
 
 
 def build_optimizer(
-    model: nn.Module, name: str, *, learning_rate: float, weight_decay: float = 0.1, refresh_steps: int = 20
+    model: nn.Module, name: str, *, learning_rate: float, weight_decay: float = 0.1, refresh_steps: int = 10
 ) -> torch.optim.Optimizer:
     """Build the optimizer ``name`` over a model's trainable parameters, which are already on their device.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, ShapeError
@@ -38,14 +39,36 @@ def check_group(group: Mapping[str, Any]) -> None:
         ShapeError: A parameter is empty or complex, or no matrix, stack or vector in a group of matrices.
     """
     for name in ("lr", "eps", "weight_decay"):
-        if not (math.isfinite(group[name]) and group[name] >= 0):
-            raise ConfigError(f"Shampoo's {name} is out of range", got=group[name], wanted="a finite number from 0 on")
+        value = group[name]
+        if not (_is_number(value) and (value > 0 if name == "eps" else value >= 0)):
+            wanted = "a finite number above 0" if name == "eps" else "a finite number from 0 on"
+            raise ConfigError(f"Shampoo's {name} is out of range", got=value, wanted=wanted)
     betas = group["betas"]
-    if len(betas) != 3 or not all(0 <= beta < 1 for beta in betas):
+    if not isinstance(betas, tuple | list) or len(betas) != 3 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
         wanted = "three numbers from 0 on, below 1: for gradients, their squares, and factors"
         raise ConfigError("Shampoo's betas are out of range", got=betas, wanted=wanted)
     for parameter in group["params"]:
         _check_parameter(parameter, matrices=group["matrices"])
+
+
+def check_gradients(parameters: Sequence[Tensor]) -> None:
+    """Refuse gradients that are not dense.
+
+    Raises:
+        ShapeError: One is not.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise ShapeError(
+                "Shampoo takes dense gradients",
+                got=f"a gradient of layout {parameter.grad.layout} for a parameter {tuple(parameter.shape)}",
+                mend="Build the embedding with sparse=False, or give it to torch.optim.SparseAdam.",
+            )
+
+
+def _is_number(value: Any) -> bool:
+    """Also a tensor of one element, as a learning rate may be."""
+    return isinstance(value, float | int | Tensor) and math.isfinite(value)
 
 
 def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
@@ -53,6 +76,8 @@ def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
     if parameter.is_complex():
         mend = "Train its real and imaginary parts."
         raise ShapeError("Shampoo does not train complex parameters", got=got, mend=mend)
+    if not parameter.is_floating_point() or parameter.layout != torch.strided:
+        raise ShapeError("Shampoo trains dense parameters of a float type", got=f"{got} {parameter.layout}")
     if parameter.numel() == 0:
         raise ShapeError("a parameter is empty", got=got, mend="Leave it out of the optimizer.")
     if matrices and not 1 <= parameter.ndim <= 3:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from isthmus.errors import ShapeError
-from isthmus.optim.bases import turn
-from isthmus.optim.blocks import VARIANTS, Blocks
+from isthmus.errors import ConfigError, IsthmusError, ShapeError
+from isthmus.optim.bases import full_precision
+from isthmus.optim.blocks import VARIANTS, Blocks, state_shapes
 from isthmus.optim.refreshes import Alone, Collectives, Refresh, plan_refreshes
-from isthmus.optim.settings import check_group, check_settings, is_matrix
+from isthmus.optim.settings import check_gradients, check_group, check_settings, is_matrix
 from isthmus.optim.tiles import Stack, Tile, cut, stack_up
 from isthmus.optim.vectors import adamw_state, adamw_step
 
@@ -64,7 +65,7 @@ class Shampoo(Optimizer):
         weight_decay: float = 0.1,
         *,
         variant: str = "soap",
-        refresh_steps: int = 20,
+        refresh_steps: int = 10,
         max_block: int = MAX_BLOCK,
         collectives: Collectives | None = None,
     ) -> None:
@@ -74,7 +75,7 @@ class Shampoo(Optimizer):
         self._layouts: list[_Layout] = []
         self._turns: list[list[Refresh]] = []
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "matrices": True, "turn": 0})
+        super().__init__(params, {**defaults, "matrices": True, "variant": variant, "turn": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as ``torch.optim.Optimizer`` does.
@@ -84,7 +85,11 @@ class Shampoo(Optimizer):
             ShapeError: See ``Shampoo``.
         """
         super().add_param_group(param_group)
-        check_group(self.param_groups[-1])
+        try:
+            check_group(self.param_groups[-1])
+        except IsthmusError:
+            del self.param_groups[-1]
+            raise
         self._turns = []
 
     @torch.no_grad()
@@ -101,14 +106,16 @@ class Shampoo(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        check_gradients(parameters)
         if not self._turns:
             self._lay_out()
-        for group, layout in zip(self.param_groups, self._layouts, strict=True):
-            _refuse_sparse(group["params"])
-            self._step_vectors(group, layout.vectors)
-            for index in range(len(layout.stacks)):
-                self._step_stack(group, layout, index)
-        self._refresh(self._turns[self.param_groups[0]["turn"] % self.refresh_steps])
+        with torch.autocast(parameters[0].device.type, enabled=False):
+            for group, layout in zip(self.param_groups, self._layouts, strict=True):
+                self._step_vectors(group, layout.vectors)
+                for index in range(len(layout.stacks)):
+                    self._step_stack(group, layout, index)
+            self._refresh(self._turns[self.param_groups[0]["turn"] % self.refresh_steps])
         for group in self.param_groups:
             group["turn"] += 1
         return loss
@@ -118,13 +125,25 @@ class Shampoo(Optimizer):
         """Take what ``state_dict`` gave, bit for bit: state stays fp32 under parameters of any type.
 
         Raises:
-            ShapeError: The state belongs to other parameters or to another ``max_block``.
+            ConfigError: The state is of another variant; nothing was changed.
+            ShapeError: It belongs to other parameters or to another ``max_block``; nothing was changed.
         """
-        stored = state_dict["state"]
-        super().load_state_dict({**state_dict, "state": {}})
-        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._lay_out({parameter: stored[key] for key, parameter in zip(keys, own, strict=True) if key in stored})
+        self._lay_out()
+        taken: dict[Tensor, Mapping[str, Tensor]] = {}
+
+        def check(_: Optimizer, final: dict[str, Any]) -> None:  # after all other hooks
+            taken.update(self._by_parameter(final))
+
+        def take(_: Optimizer) -> None:  # before all others; torch has cast the state to the parameters' types
+            self._take(taken)
+
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(take, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         settings = ("refresh_steps", "_max_block", "_variant", "_collectives")
@@ -132,32 +151,49 @@ class Shampoo(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layouts, self._turns = [], []
-        self._lay_out(dict(self.state))
-
-    def _lay_out(self, stored: Mapping[Tensor, Mapping[str, Tensor]] | None = None) -> None:
-        """Cut what is not cut yet, and plan the refreshes; with ``stored``, make all state anew from it."""
-        if stored is not None:
+        if "_variant" in state:  # a copy, not a loaded state
             self._layouts = []
-            self.state.clear()
+            self._lay_out()
+            self._take(dict(self.state))
+
+    def _lay_out(self) -> None:
+        """Cut what is not cut yet, and plan the refreshes."""
         for group in self.param_groups[len(self._layouts) :]:
             self._layouts.append(_Layout(group, self._max_block))
         stacks = [stack for layout in self._layouts for stack in layout.stacks]
         every, owners = self.refresh_steps, self._collectives.num_ranks
         self._turns = plan_refreshes(stacks, every=every, owners=owners)
-        if stored is not None:
-            self._take(stored)
+
+    def _by_parameter(self, state_dict: Mapping[str, Any]) -> dict[Tensor, Mapping[str, Tensor]]:
+        """A state's tensors by our parameters, if they fit."""
+        groups = state_dict["param_groups"]
+        for saved, own in zip(groups, self.param_groups, strict=False):
+            if saved.get("variant") != own["variant"]:
+                what = "the optimizer's state is of another variant of Shampoo"
+                raise ConfigError(what, got=repr(saved.get("variant")), wanted=repr(own["variant"]))
+        keys = [key for group in groups for key in group["params"]]
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        stored = state_dict["state"]
+        found = {each: stored[key] for key, each in zip(keys, parameters, strict=False) if key in stored}
+        shapes = {parameter: own for layout in self._layouts for parameter, own in layout.state_shapes().items()}
+        for parameter, tensors in found.items():
+            _check_fit(shapes[parameter], tensors)
+        return found
 
     def _take(self, stored: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+        """Make all state anew, with the values of ``stored``."""
+        self.state = defaultdict(dict)
         for layout in self._layouts:
+            layout.blocks = [None] * len(layout.stacks)
             for parameter in layout.vectors:
                 if parameter in stored:
                     self.state[parameter] = adamw_state(parameter)
             for index, stack in enumerate(layout.stacks):
-                if any(layout.parameters[tile.parameter] in stored for tile in stack.tiles):
+                if any(_key("step", tile) in stored.get(layout.parameters[tile.parameter], {}) for tile in stack.tiles):
                     self._begin(layout, index)
         for parameter, tensors in stored.items():
-            _fill(self.state[parameter], tensors)
+            for name, tensor in tensors.items():
+                self.state[parameter][name].copy_(tensor)
 
     def _step_vectors(self, group: dict[str, Any], vectors: Sequence[Tensor]) -> None:
         trained = [parameter for parameter in vectors if parameter.grad is not None]
@@ -187,22 +223,23 @@ class Shampoo(Optimizer):
                 self.state[layout.parameters[tile.parameter]][_key(name, tile)] = part
         return blocks
 
-    def _refresh(self, turn_of: Sequence[Refresh]) -> None:
-        """Turn the bases of the blocks whose turn it is; rotations are found by their owners and come to all."""
+    def _refresh(self, refreshes: Sequence[Refresh]) -> None:
+        """Rotate the bases of the blocks whose turn it is; rotations are found by their owners and come to all."""
         every = [blocks for layout in self._layouts for blocks in layout.blocks]
-        found: list[tuple[Blocks, slice, int, list[Tensor]]] = []
-        for refresh in turn_of:
-            blocks = every[refresh.stack]
-            if blocks is not None:
-                factors = blocks.factors(refresh.blocks)
-                own = refresh.owner == self._collectives.rank
-                rotations = [turn(factor) if own else torch.empty_like(factor) for factor in factors]
-                found.append((blocks, refresh.blocks, refresh.owner, rotations))
-        for owner in sorted({owner for _, _, owner, _ in found}):
-            sent = [rotation for *_, by, rotations in found if by == owner for rotation in rotations]
-            self._collectives.broadcast(sent, owner)
-        for blocks, part, _, (left, right) in found:
-            blocks.turn(part, left, right)
+        found: list[tuple[Blocks, Refresh, list[Tensor]]] = []
+        with full_precision():
+            for refresh in refreshes:
+                blocks = every[refresh.stack]
+                if blocks is not None:
+                    own = refresh.owner == self._collectives.rank
+                    found.append(
+                        (blocks, refresh, blocks.rotations(refresh.part) if own else blocks.room(refresh.part))
+                    )
+            for owner in sorted({refresh.owner for _, refresh, _ in found}):
+                sent = [each for _, refresh, rotations in found if refresh.owner == owner for each in rotations]
+                self._collectives.broadcast(sent, owner)
+            for blocks, refresh, (left, right) in found:
+                blocks.rotate(refresh.part, left, right)
 
 
 class _Layout:
@@ -216,14 +253,30 @@ class _Layout:
         self.stacks: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
         self.blocks: list[Blocks | None] = [None] * len(self.stacks)
 
+    def state_shapes(self) -> dict[Tensor, dict[str, tuple[int, ...]]]:
+        """What each parameter's state may hold."""
+        shapes = {each: {name: tuple(t.shape) for name, t in adamw_state(each).items()} for each in self.vectors}
+        for tile in (tile for stack in self.stacks for tile in stack.tiles):
+            own = shapes.setdefault(self.parameters[tile.parameter], {})
+            own |= {_key(name, tile): shape for name, shape in state_shapes(tile.count, *tile.shape).items()}
+        return shapes
+
 
 def _key(name: str, tile: Tile) -> str:
-    return f"{name}_{tile.index}" if tile.index else name
+    return f"{name}.{tile.index}" if tile.index else name
 
 
-def _fill(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    for name in sorted(own.keys() | stored.keys()):
-        mine = tuple(own[name].shape) if name in own else "nothing"
+def _step_of(name: str) -> str:
+    """The name of the count of steps that goes with a tensor."""
+    _, dot, index = name.partition(".")
+    return f"step{dot}{index}"
+
+
+def _check_fit(own: Mapping[str, tuple[int, ...]], stored: Mapping[str, Tensor]) -> None:
+    """Refuse a parameter's stored state of other names or shapes; tiles that were not begun may be missing."""
+    begun = {name for name in own if _step_of(name) in stored}
+    for name in sorted(begun | stored.keys()):
+        mine = own.get(name, "nothing")
         theirs = tuple(stored[name].shape) if name in stored else "nothing"
         if mine != theirs:
             raise ShapeError(
@@ -231,15 +284,4 @@ def _fill(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
                 got=theirs,
                 wanted=mine,
                 mend="Build the optimizer over the same parameters and with the same max_block as the one saved.",
-            )
-        own[name].copy_(stored[name])
-
-
-def _refuse_sparse(parameters: Iterable[Tensor]) -> None:
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise ShapeError(
-                "Shampoo takes dense gradients",
-                got=f"a gradient of layout {parameter.grad.layout} for a parameter {tuple(parameter.shape)}",
-                mend="Build the embedding with sparse=False, or give it to torch.optim.SparseAdam.",
             )

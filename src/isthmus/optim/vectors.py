@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-_LARGEST_SQUARE = 1e38
+LARGEST = 1e15
+"""Gradients are scaled down to it, so that no square or sum of squares overflows."""
 
 
 def adamw_state(parameter: Tensor) -> dict[str, Tensor]:
@@ -32,17 +33,21 @@ def adamw_step(
 ) -> None:
     """One step of parameters that have gradients, in place.
 
-    A mean square that overflows is brought back, so that later gradients still count.
+    A parameter that is not fp32, or does not lie end to end in memory as torch's kernel wants it, takes its change from
+    a matrix of zeros that took the step.
     """
     if not parameters:
         return
-    masters = [parameter.detach().float() for parameter in parameters]
-    exp_avg_sqs = [state["exp_avg_sq"] for state in states]
+    gradients = [each.grad.float().contiguous() for each in parameters if each.grad is not None]
+    peaks = torch._foreach_norm(gradients, torch.inf)
+    trained = [
+        each.detach() if _is_plain(each) else torch.zeros_like(g) for each, g in zip(parameters, gradients, strict=True)
+    ]
     adamw(
-        masters,
-        [parameter.grad.float() for parameter in parameters if parameter.grad is not None],
+        trained,
+        list(torch._foreach_mul(gradients, [(LARGEST / peak).clamp_(max=1.0) for peak in peaks])),
         [state["exp_avg"] for state in states],
-        exp_avg_sqs,
+        [state["exp_avg_sq"] for state in states],
         [],
         [state["step"] for state in states],
         fused=True,
@@ -54,7 +59,11 @@ def adamw_step(
         eps=eps,
         maximize=False,
     )
-    torch._foreach_clamp_max_(exp_avg_sqs, _LARGEST_SQUARE)
-    for parameter, master in zip(parameters, masters, strict=True):
-        if parameter.dtype != torch.float32:
-            parameter.copy_(master)
+    for parameter, change in zip(parameters, trained, strict=True):
+        if not _is_plain(parameter):
+            wide = parameter.to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+            parameter.copy_(wide.mul_(1 - lr * weight_decay).add_(change))
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float32 and parameter.is_contiguous()
