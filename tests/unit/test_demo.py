@@ -14,6 +14,7 @@ from isthmus.demo import scene as setting
 from isthmus.demo import words
 from isthmus.errors import ConfigError, LockError
 from isthmus.model import num_parameters, preset
+from isthmus.optim import OPTIMIZERS
 
 
 def scene(out: Path, **changes: object) -> setting.Scene:
@@ -39,6 +40,14 @@ def test_a_demo_that_still_runs_is_left_alone(tmp_path):
     island.mkdir(parents=True)
     with IslandLock(island), pytest.raises(LockError):
         demo.run_demo(**options(tmp_path))
+    assert (tmp_path / "run.toml").exists()
+
+
+def test_every_optimizer_has_its_learning_rates_and_another_is_refused_before_anything_is_touched(tmp_path):
+    assert set(setting.LEARNING_RATE) == set(OPTIMIZERS)
+    (tmp_path / "run.toml").write_text('[run]\nname = "demo"\n')
+    with pytest.raises(ConfigError, match="'adam'; wanted one of shampoo, adamw, muon"):
+        demo.run_demo(**options(tmp_path, optimizer="adam"))
     assert (tmp_path / "run.toml").exists()
 
 

@@ -39,8 +39,12 @@ STANDARD_BATCH = 24
 EVALUATIONS = 8
 EVALUATE_BYTES = 300_000
 
-LEARNING_RATE = {"joint": 8e-3, "standard": 8e-3}
-"""Peak learning rates of AdamW, tuned on another seed for each way of training (docs/log.md)."""
+LEARNING_RATE = {
+    "shampoo": {"joint": 1.6e-2, "standard": 1.6e-2},
+    "adamw": {"joint": 8e-3, "standard": 8e-3},
+    "muon": {"joint": 1.6e-2, "standard": 1.6e-2},
+}
+"""Peak learning rates, tuned on another seed for each optimizer and way of training (docs/log.md)."""
 
 _CACHE = "cache"
 
@@ -88,7 +92,7 @@ def shaped_run(scene: Scene) -> Iterator[RunPaths]:
         rate_bits_per_s=scene.rate_bits_per_s,
     )
     with ShaperProcess(options) as shaper:
-        tables = run_tables(scene, NAME, scene.token_budget, LEARNING_RATE["joint"])
+        tables = run_tables(scene, NAME, scene.token_budget, LEARNING_RATE[scene.optimizer]["joint"])
         links = {"us-east": "127.0.0.1:0", "asia": address}
         addresses = {"us-east": (), "asia": (shaper.address,)}
         precisions = {"us-east": "fp32", "asia": second_precision()}
@@ -114,7 +118,7 @@ def shaped_run(scene: Scene) -> Iterator[RunPaths]:
 def write_standard(scene: Scene, tokens: int) -> RunPaths:
     """Files of the run in one place, on ``tokens`` tokens: plain training, as nobody else is in its roster."""
     place = replace(scene, out=scene.out / STANDARD_NAME)
-    tables = run_tables(place, STANDARD_NAME, tokens, LEARNING_RATE["standard"])
+    tables = run_tables(place, STANDARD_NAME, tokens, LEARNING_RATE[scene.optimizer]["standard"])
     plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
     island = {
         "island": island_table(STANDARD_BATCH, "fp32", threads=2, window=None),
