@@ -255,6 +255,22 @@ def test_a_step_under_autocast_is_the_same_step(variant: str) -> None:
     assert weight.equal(twin)
 
 
+@pytest.mark.parametrize("backend", [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul])
+def test_bases_stay_orthonormal_where_products_may_be_less_precise(backend) -> None:
+    before = backend.fp32_precision
+    weight = parameter(64, 64)
+    optimizer = Shampoo([weight], refresh_steps=1)
+    backend.fp32_precision = "tf32" if backend is torch.backends.cuda.matmul else "bf16"
+    allowed = backend.fp32_precision
+    try:
+        drive(optimizer, 4)
+        assert backend.fp32_precision == allowed
+    finally:
+        backend.fp32_precision = before
+    basis = optimizer.state[weight]["left_basis"][0]
+    torch.testing.assert_close(basis.T @ basis, torch.eye(64), rtol=0, atol=5e-6)
+
+
 # -- saved state -------------------------------------------------------------------------------------------------------
 
 MIXED = [(6, 4), (3, 6, 4), (9, 4), (5,)]

@@ -67,13 +67,16 @@ def rotate_bases(bases: Tensor, rotations: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of fp32 in fp32, whatever ``torch.set_float32_matmul_precision`` says."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    """Products of fp32 in fp32, whether or not TF32 or bf16 is allowed to stand in for it elsewhere."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def _lift(factors: Tensor) -> float:
