@@ -33,7 +33,7 @@ import isthmus
 from isthmus.config import LoadedRun, NewIsland, load_run, resolve_model, write_run
 from isthmus.island import PRECISIONS, Precision
 from isthmus.model import build_model, num_parameters, preset
-from isthmus.optim import build_optimizer
+from isthmus.optim import OPTIMIZERS, build_optimizer
 from isthmus.session import Island
 from isthmus.session.site import open_tcp_link
 from isthmus.train import train_step
@@ -112,7 +112,7 @@ def write_files(run_dir: Path, args: argparse.Namespace) -> None:
             "flight_steps": flight_steps,
             "calm_rounds": 0,
         },
-        "train": {"sequence_length": args.sequence_length},
+        "train": {"sequence_length": args.sequence_length, "optimizer": args.optimizer},
     }
     address = free_address()
     own = {
@@ -342,6 +342,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--preset", choices=MIXING, default="nano")
     parser.add_argument("--window", type=int, help="H (default: the preset's)")
     parser.add_argument("--fragments", type=int, help="P (default: the preset's)")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="adamw", help="the quickest shows trading's cost best"
+    )
     parser.add_argument("--pairs", type=int, default=20, help="blocks with and without island.step")
     parser.add_argument("--block-steps", type=int, help="steps of a block, whole windows (default: one window)")
     parser.add_argument("--batch", type=int, help="sequences a step (default: the preset's in model_step.py)")

@@ -152,7 +152,7 @@ def write_files(run_dir: Path, args: argparse.Namespace) -> None:
             "fragments": args.fragments,
             "flight_steps": min(MIXING[args.preset][2], args.window - 1),
         },
-        "train": {"sequence_length": args.sequence_length, "learning_rate": args.learning_rate},
+        "train": {"sequence_length": args.sequence_length, "learning_rate": args.learning_rate, "optimizer": "adamw"},
     }
     address = free_address()
     own = {

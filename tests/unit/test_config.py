@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_built_is_refused(values: dict[str, object], want
 def test_rooms_are_asked_about_models_codecs_and_lengths(run_dir: Path) -> None:
     edit(run_dir / "run.toml", 'codec = "int4"', 'codec = "int5"')
     edit(run_dir / "run.toml", "sequence_length = 256", "sequence_length = 257")
-    edit(run_dir / "run.toml", 'optimizer = "adamw"', 'optimizer = "sgd"')
+    edit(run_dir / "run.toml", 'optimizer = "shampoo"', 'optimizer = "sgd"')
     edit(run_dir / "run.toml", 'preset = "nano"', 'preset = "nano"\nnum_layer = 2')
     text = refusal(run_dir)
     assert "mixing.codec: there is no codec 'int5'. Did you mean int" in text

@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
         metavar="MBIT",
         help="rate of the link in Mbit/s, each way (default: so low that synchronous training would crawl)",
     )
-    parser.add_argument("--optimizer", default="adamw", help="inner optimizer (default: %(default)s)")
+    parser.add_argument("--optimizer", default="shampoo", help="inner optimizer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="initial weights and order of data (default: %(default)s)")
     parser.set_defaults(command=run)
 

@@ -40,7 +40,7 @@ EVALUATIONS = 8
 EVALUATE_BYTES = 300_000
 
 LEARNING_RATE = {
-    "shampoo": {"joint": 1.6e-2, "standard": 1.6e-2},
+    "shampoo": {"joint": 2.4e-2, "standard": 3.2e-2},
     "adamw": {"joint": 8e-3, "standard": 8e-3},
     "muon": {"joint": 1.6e-2, "standard": 1.6e-2},
 }
