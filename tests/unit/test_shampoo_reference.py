@@ -74,7 +74,7 @@ class Dense:
     def refreshed(self, basis: Tensor, factor: Tensor) -> Tensor:
         local = basis.T @ factor @ basis
         lift = len(factor) ** 0.5 * 8 * torch.finfo(torch.float32).eps * local.diagonal().max()
-        root = local.diagonal().clamp(min=lift).sqrt()
+        root = local.diagonal().clamp(min=lift).pow(0.25)
         squares = (local / root[:, None] / root[None, :]) ** 2
         if self.fresh or 1 - squares.diagonal().sum() / squares.sum() > DRIFT:
             self.full += 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 DRIFT = 0.5
-"""The share of squared correlations off the diagonal above which one step of iteration is not enough."""
+"""What ``drift`` may say before one step of iteration is not enough."""
 
 _NOISE = 8 * torch.finfo(torch.float32).eps
 """What rounding leaves in a factor's null space, times the root of its size, as a share of its largest eigenvalue."""
@@ -49,10 +49,14 @@ def find_rotations(factors: Tensor, *, moved: Tensor, fresh: Tensor) -> Tensor:
 
 
 def drift(factors: Tensor) -> Tensor:
-    """The share of each factor's squared correlations that lies off the diagonal, [k]; their scales do not matter."""
+    """The share of each factor that lies off its diagonal, [k], as squares of F_ij / (F_ii F_jj)^¼.
+
+    So a direction weighs by its eigenvalue: squares of F itself would see the largest alone, squared correlations
+    above all the many smallest, which are noise.
+    """
     diagonal = factors.diagonal(dim1=-2, dim2=-1)
     floor = _lift(factors) * diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    scale = torch.maximum(diagonal, floor).rsqrt()
+    scale = torch.maximum(diagonal, floor).pow(-0.25)
     squares = (factors * scale.unsqueeze(-1) * scale.unsqueeze(-2)).square_()
     on = squares.diagonal(dim1=-2, dim2=-1).sum(-1)
     whole = squares.sum((-2, -1))
