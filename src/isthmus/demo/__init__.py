@@ -14,10 +14,11 @@ from isthmus.checkpoint import IslandLock
 from isthmus.config import RunPaths, load_run
 from isthmus.data import Manifest, describe_manifest
 from isthmus.demo import words
-from isthmus.demo.scene import DEFAULT_STEPS, LEARNING_RATE, NAME, RATE_MBIT, Scene, shaped_run, write_standard
+from isthmus.demo.scene import DEFAULT_STEPS, NAME, RATE_MBIT, Scene, shaped_run, write_standard
 from isthmus.errors import ConfigError
 from isthmus.observe.report import write_report
 from isthmus.observe.summary import write_summary
+from isthmus.optim import require_known
 from isthmus.train import prepare_texts
 from isthmus.units import format_count
 from isthmus.up import IslandProcesses, report_failures, watch
@@ -40,8 +41,7 @@ def run_demo(
     Returns:
         The exit code: 1 if an island failed or the islands did not end with one model.
     """
-    if optimizer not in LEARNING_RATE:
-        raise ConfigError("unknown optimizer", got=repr(optimizer), wanted=f"one of {', '.join(LEARNING_RATE)}")
+    require_known(optimizer)
     scene = Scene(out, steps or DEFAULT_STEPS, rtt_ms / 1000, (rate_mbit or RATE_MBIT) * 1e6, optimizer, seed)
     console = Console()
     _make_room(out)

@@ -44,7 +44,7 @@ LEARNING_RATE = {
     "adamw": {"joint": 8e-3, "standard": 8e-3},
     "muon": {"joint": 1.6e-2, "standard": 1.6e-2},
 }
-"""Peak learning rates, tuned on another seed for each optimizer and way of training (docs/log.md)."""
+"""Peak learning rates, tuned on another seed for each way of training (docs/log.md); those of Muon are not tuned."""
 
 _CACHE = "cache"
 

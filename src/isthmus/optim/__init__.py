@@ -3,7 +3,7 @@
 from isthmus.optim.footprint import state_bytes
 from isthmus.optim.groups import OptimizerSettings, decay_groups, shampoo_groups
 from isthmus.optim.refreshes import Collectives
-from isthmus.optim.registry import OPTIMIZERS, build_optimizer
+from isthmus.optim.registry import OPTIMIZERS, build_optimizer, require_known
 from isthmus.optim.shampoo import Shampoo
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Shampoo",
     "build_optimizer",
     "decay_groups",
+    "require_known",
     "shampoo_groups",
     "state_bytes",
 ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from isthmus.errors import ConfigError
 from isthmus.optim.groups import shampoo_groups
-from isthmus.optim.registry import OPTIMIZERS
-from isthmus.optim.settings import is_matrix
+from isthmus.optim.registry import require_known
+from isthmus.optim.settings import split
 from isthmus.optim.shampoo import MAX_BLOCK
 from isthmus.optim.tiles import cut
 
@@ -20,10 +19,8 @@ def state_bytes(model: nn.Module, name: str) -> int:
     Raises:
         ConfigError: There is no optimizer of that name.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError("unknown optimizer", got=repr(name), wanted=f"one of {', '.join(OPTIMIZERS)}")
-    groups = shampoo_groups(model, 0.0)
-    matrices = [p for group in groups if group.get("matrices", True) for p in group["params"] if is_matrix(p)]
+    require_known(name)
+    matrices = [each for group in shampoo_groups(model, 0.0) for each in split(group)[0]]
     size = sum(parameter.numel() for parameter in matrices)
     rest = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) - size
     own = size if name == "muon" else 2 * size

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.optim.groups import OptimizerSettings, shampoo_groups
-from isthmus.optim.settings import is_matrix
+from isthmus.optim.settings import split
 
 
 def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -81,8 +81,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _build(group: dict[str, Any]) -> _Inner:
-    as_matrices = [p for p in group["params"] if group["matrices"] and is_matrix(p)]
-    rest = [p for p in group["params"] if not (group["matrices"] and is_matrix(p))]
+    as_matrices, rest = split(group)
     inner: _Inner = []
     if as_matrices:
         parts = [(p, [*p.detach()] if p.ndim == 3 else [p.detach()]) for p in as_matrices]

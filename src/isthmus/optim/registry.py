@@ -26,6 +26,16 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerSettings], torch.optim.Optim
 }
 
 
+def require_known(name: str) -> None:
+    """Refuse a name that no optimizer has.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if name not in OPTIMIZERS:
+        raise ConfigError("unknown optimizer", got=repr(name), wanted=f"one of {', '.join(OPTIMIZERS)}")
+
+
 def build_optimizer(
     model: nn.Module, name: str, *, learning_rate: float, weight_decay: float = 0.1, refresh_steps: int = 10
 ) -> torch.optim.Optimizer:
@@ -41,7 +51,6 @@ def build_optimizer(
     Raises:
         ConfigError: There is no optimizer of that name, or a setting is out of its range.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError("unknown optimizer", got=repr(name), wanted=f"one of {', '.join(OPTIMIZERS)}")
+    require_known(name)
     settings = OptimizerSettings(learning_rate=learning_rate, weight_decay=weight_decay, refresh_steps=refresh_steps)
     return OPTIMIZERS[name](model, settings)

@@ -13,9 +13,13 @@ from isthmus.errors import ConfigError, ShapeError
 from isthmus.optim.blocks import VARIANTS
 
 
-def is_matrix(parameter: Tensor) -> bool:
-    """Whether it is a matrix or a stack of matrices."""
-    return parameter.ndim in (2, 3)
+def split(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """A group's matrices and stacks of matrices, and what AdamW trains."""
+    kinds: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for parameter in group["params"]:
+        is_matrix = group.get("matrices", True) and parameter.ndim in (2, 3)
+        kinds[0 if is_matrix else 1].append(parameter)
+    return kinds
 
 
 def check_settings(variant: str, *, refresh_steps: int, max_block: int) -> None:

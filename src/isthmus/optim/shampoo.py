@@ -14,9 +14,9 @@ from isthmus.errors import ConfigError, IsthmusError, ShapeError
 from isthmus.optim.bases import full_precision
 from isthmus.optim.blocks import VARIANTS, Blocks, state_shapes
 from isthmus.optim.refreshes import Alone, Collectives, Refresh, plan_refreshes
-from isthmus.optim.settings import check_gradients, check_group, check_settings, is_matrix
+from isthmus.optim.settings import check_gradients, check_group, check_settings, split
 from isthmus.optim.tiles import Stack, Tile, cut, stack_up
-from isthmus.optim.vectors import adamw_state, adamw_step
+from isthmus.optim.vectors import adamw_shapes, adamw_state, adamw_step
 
 MAX_BLOCK = 2048
 """Most rows and columns of a block, by default."""
@@ -246,16 +246,14 @@ class _Layout:
     """A group's parameters: which are vectors, and how the others are cut."""
 
     def __init__(self, group: Mapping[str, Any], max_block: int) -> None:
-        matrices = group["matrices"]
-        self.parameters = [each for each in group["params"] if matrices and is_matrix(each)]
-        self.vectors = [each for each in group["params"] if not (matrices and is_matrix(each))]
+        self.parameters, self.vectors = split(group)
         tiles = cut([parameter.shape for parameter in self.parameters], max_block)
         self.stacks: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
         self.blocks: list[Blocks | None] = [None] * len(self.stacks)
 
     def state_shapes(self) -> dict[Tensor, dict[str, tuple[int, ...]]]:
         """What each parameter's state may hold."""
-        shapes = {each: {name: tuple(t.shape) for name, t in adamw_state(each).items()} for each in self.vectors}
+        shapes = {each: adamw_shapes(each) for each in self.vectors}
         for tile in (tile for stack in self.stacks for tile in stack.tiles):
             own = shapes.setdefault(self.parameters[tile.parameter], {})
             own |= {_key(name, tile): shape for name, shape in state_shapes(tile.count, *tile.shape).items()}

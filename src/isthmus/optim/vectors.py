@@ -12,13 +12,14 @@ LARGEST = 1e15
 """Gradients are scaled down to it, so that no square or sum of squares overflows."""
 
 
+def adamw_shapes(parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    """The tensors of a parameter's state, by name."""
+    return {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}
+
+
 def adamw_state(parameter: Tensor) -> dict[str, Tensor]:
     """The state of a parameter before its first step."""
-    return {
-        "step": torch.zeros((), device=parameter.device),
-        "exp_avg": torch.zeros(parameter.shape, device=parameter.device),
-        "exp_avg_sq": torch.zeros(parameter.shape, device=parameter.device),
-    }
+    return {name: torch.zeros(shape, device=parameter.device) for name, shape in adamw_shapes(parameter).items()}
 
 
 @torch.no_grad()
