@@ -3,7 +3,8 @@
     python bench/optimizer.py nano dense-20m --cycles 5 --json optimizer.json
 
 Each case trains three copies of one model on the same text: with AdamW, with Shampoo, and with heavyball's SOAP (if it
-is installed; without ``torch.compile``), whose matrices are the same, experts apart. They take turns, a cycle of as
+is installed; without ``torch.compile``), which is given the blocks that ours works on: experts apart, and matrices of
+more than 2048 rows cut, where by itself it would leave that side without a basis. They take turns, a cycle of as
 many steps as lie between two refreshes each. Forward and backward are timed apart from the update, so that a step of
 several accumulated batches can be told, too. A ratio is that of the cycles' sums, with the least and the largest of
 the cycles.
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 
 from isthmus.model import ModelConfig, build_model, next_token_loss, preset
 from isthmus.optim import Shampoo, build_optimizer, shampoo_groups
+from isthmus.optim.shampoo import MAX_BLOCK
+from isthmus.optim.tiles import cut
 
 DENSE_20M = ModelConfig(
     d_model=512,
@@ -90,12 +93,12 @@ def shampoo(model: nn.Module, refresh_steps: int) -> Callable[[], None]:
 
 
 def heavyball_soap(model: nn.Module, refresh_steps: int) -> Callable[[], None]:
-    """The other library's SOAP over the same matrices, each expert's its own, and torch's AdamW over the rest."""
+    """The other library's SOAP over the same blocks, and torch's AdamW over the rest."""
     import heavyball
 
     heavyball.utils.compile_mode = None
     matrices, *others = shampoo_groups(model, 0.1)
-    parts = [(each, [*each.detach()] if each.ndim == 3 else [each.detach()]) for each in matrices["params"]]
+    parts = [(each, blocks(each.detach())) for each in matrices["params"]]
     views = [nn.Parameter(view) for _, own in parts for view in own]
     soap = heavyball.SOAP(
         views,
@@ -110,13 +113,20 @@ def heavyball_soap(model: nn.Module, refresh_steps: int) -> Callable[[], None]:
 
     def update() -> None:
         place = iter(views)
-        for parameter, own in parts:
-            for gradient in [*parameter.grad] if len(own) > 1 else [parameter.grad]:
+        for parameter, _ in parts:
+            for gradient in blocks(parameter.grad):
                 next(place).grad = gradient
         soap.step()
         rest.step()
 
     return update
+
+
+def blocks(tensor: Tensor) -> list[Tensor]:
+    """The matrices of a parameter, cut as Shampoo cuts them."""
+    tiles = cut([tensor.shape], MAX_BLOCK)
+    stacked = tensor if tensor.ndim == 3 else tensor[None]
+    return [matrix for tile in tiles for matrix in stacked[tile.matrices, tile.rows, tile.columns]]
 
 
 def text(case: Case) -> Iterator[Tensor]:

@@ -102,6 +102,7 @@ def test_many_stacks_and_tiles_are_as_good_as_few(monkeypatch: pytest.MonkeyPatc
 
     few, count = trained()
     monkeypatch.setattr("isthmus.optim.tiles.MOST_ELEMENTS", 48)
+    monkeypatch.setattr("isthmus.optim.blocks.PIECE", 24)
     many, larger = trained()
     assert larger > count
     for one, two in zip(few, many, strict=True):
@@ -269,6 +270,18 @@ def test_bases_stay_orthonormal_where_products_may_be_less_precise(backend) -> N
         backend.fp32_precision = before
     basis = optimizer.state[weight]["left_basis"][0]
     torch.testing.assert_close(basis.T @ basis, torch.eye(64), rtol=0, atol=5e-6)
+
+
+def test_rounding_does_not_add_up_over_refreshes() -> None:
+    weight = parameter(48, 48)
+    optimizer = Shampoo([weight], refresh_steps=1)
+    worst = []
+    for _ in range(40):
+        drive(optimizer, 5)
+        basis = optimizer.state[weight]["left_basis"][0]
+        worst.append(float((basis.T @ basis - torch.eye(48)).abs().max()))
+    assert max(worst[20:]) < 5e-6
+    assert max(worst[20:]) < 2 * max(worst[:20])
 
 
 # -- saved state -------------------------------------------------------------------------------------------------------

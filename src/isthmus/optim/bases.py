@@ -57,16 +57,19 @@ def drift(factors: Tensor) -> Tensor:
     diagonal = factors.diagonal(dim1=-2, dim2=-1)
     floor = _lift(factors) * diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     scale = torch.maximum(diagonal, floor).pow(-0.25)
-    squares = (factors * scale.unsqueeze(-1) * scale.unsqueeze(-2)).square_()
+    squares = (factors * scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).square_()
     on = squares.diagonal(dim1=-2, dim2=-1).sum(-1)
     whole = squares.sum((-2, -1))
     return torch.where(whole > 0, 1 - on / whole, 0.0)
 
 
-def rotate_bases(bases: Tensor, rotations: Tensor) -> Tensor:
-    """Q Z, made orthonormal again by a step of Newton's iteration: rounding must not add up over refreshes."""
+def rotate_bases(bases: Tensor, rotations: Tensor, *, straighten: bool) -> Tensor:
+    """Q Z; if it is to be straightened, made orthonormal again by a step of Newton's iteration.
+
+    Rounding must not add up over refreshes; over a few of them it is nothing.
+    """
     product = bases @ rotations
-    return torch.baddbmm(product, product, product.mT @ product, beta=1.5, alpha=-0.5)
+    return torch.baddbmm(product, product, product.mT @ product, beta=1.5, alpha=-0.5) if straighten else product
 
 
 @contextmanager
@@ -89,11 +92,13 @@ def _lift(factors: Tensor) -> float:
 
 def _iterate(factors: Tensor) -> Tensor:
     """One step; factors whose largest diagonal entry is 1 are lifted, lest their null space be rounding's to choose."""
-    lifted = factors + _lift(factors) * torch.eye(factors.shape[-1], device=factors.device)
+    lifted = factors.clone()
+    lifted.diagonal(dim1=-2, dim2=-1).add_(_lift(factors))
     order = factors.diagonal(dim1=-2, dim2=-1).argsort(descending=True, stable=True)
     columns = order.unsqueeze(-2).expand_as(factors)
-    orthonormal, triangular = torch.linalg.qr(lifted.gather(-1, columns))
-    signs = torch.where(triangular.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    reflectors, scales = torch.geqrf(lifted.gather(-1, columns))
+    signs = torch.where(reflectors.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)  # of R, whose other half they share
+    orthonormal = torch.linalg.householder_product(reflectors, scales)
     rotations: Tensor = torch.empty_like(factors).scatter_(-1, columns, orthonormal * signs.unsqueeze(-2))
     return rotations
 

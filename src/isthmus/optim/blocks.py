@@ -9,16 +9,21 @@ an expert without tokens is, skips the step, and keeps its bases until it has co
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from isthmus.optim.bases import find_rotations, rotate_bases
+from isthmus.optim.halves import add_lower, from_lower
 from isthmus.optim.vectors import LARGEST
 
 DAMPING = 1e-6
 """Least eigenvalue that is divided by, as a share of the largest."""
+
+PIECE = 1 << 22
+"""Elements of blocks that a step works on at once: what it takes beside the state, and stays in caches and heaps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +63,35 @@ def state_shapes(blocks: int, rows: int, columns: int) -> dict[str, tuple[int, .
 class Blocks:
     """The state of blocks [b, m, n].
 
-    Attributes:
-        tensors: By name, blocks along the first dimension; on the device of the parameters, fp32.
+    Args:
+        tensors: By name, blocks along the first dimension, fp32; of a factor only the lower triangle counts.
+        variant: What is done with them.
     """
 
-    def __init__(self, shape: tuple[int, int, int], device: torch.device, variant: Variant) -> None:
-        self._variant = variant
-        self.tensors = {name: torch.zeros(own, device=device) for name, own in state_shapes(*shape).items()}
-        for side in ("left", "right"):
-            self.tensors[f"{side}_basis"].diagonal(dim1=1, dim2=2).fill_(1)
+    def __init__(self, tensors: Mapping[str, Tensor], variant: Variant) -> None:
+        self.tensors, self._variant = tensors, variant
 
-    def direction(self, gradients: Tensor, betas: tuple[float, float, float], eps: float) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, part: slice) -> Blocks:
+        """Some of the blocks, the same memory."""
+        return Blocks({name: tensor[part] for name, tensor in self.tensors.items()}, self._variant)
+
+    def direct(self, gradients: Tensor, betas: tuple[float, float, float], eps: float) -> Tensor:
         """Count a step and say where it leads.
 
         Args:
-            gradients: [b, m, n] fp32; used up.
+            gradients: [b, m, n] fp32; becomes what a learning rate of 1 subtracts from the blocks, 0 where the gradient is.
             betas: Decay of the means of gradients, of their squares and of factors.
             eps: Added to the root of the mean square.
 
         Returns:
-            What a learning rate of 1 subtracts from the blocks [b, m, n], 0 where the gradient is; and 1 for a block
-            that counted the step, else 0, [b, 1, 1].
+            1 for a block that counted the step, else 0, [b, 1, 1].
         """
+        count, rows, columns = gradients.shape
+        at_once = max(1, PIECE // (rows * columns))
+        parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
+        return torch.cat([self[part]._direct(gradients[part], betas, eps) for part in parts])
+
+    def _direct(self, gradients: Tensor, betas: tuple[float, float, float], eps: float) -> Tensor:
         step = self.tensors["step"]
         seen = _bound(gradients) != 0
         step.add_(seen)
@@ -96,30 +108,38 @@ class Blocks:
         adam = torch.div(exp_avg, exp_avg_sq.sqrt().add_(eps), out=moved)
         counted = seen.float()[:, None, None]
         out = self._grafted(adam) if self._variant.root_inverse else self._out_of_bases(adam)
-        return out.mul_(counted), counted
+        torch.mul(out, counted, out=gradients)
+        return counted
 
-    def rotations(self, part: slice) -> list[Tensor]:
-        """How the left and the right bases of some blocks are to be rotated, [k, m, m] and [k, n, n]."""
-        step, before = self.tensors["step"][part], self.tensors["rotated"][part]
-        sides = (self.tensors[f"{side}_factor"][part] for side in ("left", "right"))
-        return [find_rotations(factors, moved=step > before, fresh=before == 0) for factors in sides]
+    def rotations(self) -> list[Tensor]:
+        """How the left and the right bases are to be rotated, [b, m, m] and [b, n, n]."""
+        step, before = self.tensors["step"], self.tensors["rotated"]
+        factors = (from_lower(self.tensors[f"{side}_factor"]) for side in ("left", "right"))
+        return [find_rotations(each, moved=step > before, fresh=before == 0) for each in factors]
 
-    def room(self, part: slice) -> list[Tensor]:
+    def room(self) -> list[Tensor]:
         """Where rotations found elsewhere are to be put."""
-        return [torch.empty_like(self.tensors[f"{side}_factor"][part]) for side in ("left", "right")]
+        return [torch.empty_like(self.tensors[f"{side}_factor"]) for side in ("left", "right")]
 
-    def rotate(self, part: slice, left: Tensor, right: Tensor) -> None:
-        """Rotate the bases of some blocks, and what lies in their coordinates.
+    def rotate(self, left: Tensor, right: Tensor, *, straighten: bool) -> None:
+        """Rotate the bases, and what lies in their coordinates.
 
         Mean squares are rotated by the squared entries, as if coordinates were uncorrelated.
+
+        Args:
+            left: [b, m, m].
+            right: [b, n, n].
+            straighten: See ``rotate_bases``.
         """
-        own = {name: tensor[part] for name, tensor in self.tensors.items()}
+        own = self.tensors
         moved = (own["step"] > own["rotated"])[:, None, None]
         own["rotated"].copy_(own["step"])
         for side, rotations in (("left", left), ("right", right)):
             factor, basis = own[f"{side}_factor"], own[f"{side}_basis"]
-            factor.copy_(rotations.mT @ factor @ rotations)
-            basis.copy_(torch.where(moved, rotate_bases(basis, rotations), basis))
+            half = from_lower(factor) @ rotations
+            add_lower(factor.zero_(), rotations.mT, half)
+            turned = rotate_bases(basis, rotations, straighten=straighten)
+            basis.copy_(torch.where(moved, turned, basis) if straighten else turned)
         if not self._variant.root_inverse:
             own["exp_avg"].copy_(left.mT @ own["exp_avg"] @ right)
             own["exp_avg_sq"].copy_(left.square().mT @ own["exp_avg_sq"] @ right.square())
@@ -137,18 +157,23 @@ class Blocks:
         Gᵀ L⁻¹ G / m. A block's first gradient meets R = I and L = the mean of its squares.
         """
         _, rows, columns = rotated.shape
-        root = share.sqrt()
-        towards_left, towards_right = rotated * (root / columns**0.5), rotated * (root / rows**0.5)
-        if self._variant.weighed:
-            first = (self.tensors["step"] <= 1)[:, None]
-            mean = rotated.square().mean((1, 2))[:, None]
-            left, right = self._eigenvalues()
-            towards_left *= torch.where(first, 1.0, right).rsqrt()[:, None, :]
-            towards_right *= torch.where(first & (mean > 0), mean, left).rsqrt()[:, :, None]
-            _bound(towards_left)
-            _bound(towards_right)
-        self.tensors["left_factor"].mul_(1 - share).baddbmm_(towards_left, towards_left.mT)
-        self.tensors["right_factor"].mul_(1 - share).baddbmm_(towards_right.mT, towards_right)
+        ways = self._weighed(rotated) if self._variant.weighed else (rotated, rotated)
+        scaled = torch.empty_like(rotated)
+        for side, way, size in zip(("left", "right"), ways, (columns, rows), strict=True):
+            torch.mul(way, share / size, out=scaled)
+            factor = self.tensors[f"{side}_factor"].mul_(1 - share)
+            add_lower(factor, *((scaled, way.mT) if side == "left" else (scaled.mT, way)))
+
+    def _weighed(self, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        """A gradient's coordinates times the root of the right factor's inverse, and of the left one's."""
+        first = (self.tensors["step"] <= 1)[:, None]
+        mean = rotated.square().mean((1, 2))[:, None]
+        left, right = self._eigenvalues()
+        by_right = rotated * torch.where(first, 1.0, right).rsqrt()[:, None, :]
+        by_left = rotated * torch.where(first & (mean > 0), mean, left).rsqrt()[:, :, None]
+        _bound(by_right)
+        _bound(by_left)
+        return by_right, by_left
 
     def _eigenvalues(self) -> tuple[Tensor, Tensor]:
         """Damped estimates, [b, m] and [b, n]; ones where nothing was counted."""
@@ -166,9 +191,17 @@ class Blocks:
         return out.mul_(torch.where(norm > 0, wanted / norm, 0.0))
 
 
+def begin_blocks(shape: tuple[int, int, int], device: torch.device, variant: Variant) -> Blocks:
+    """The state of blocks [b, m, n] before their first step."""
+    tensors = {name: torch.zeros(own, device=device) for name, own in state_shapes(*shape).items()}
+    for side in ("left", "right"):
+        tensors[f"{side}_basis"].diagonal(dim1=1, dim2=2).fill_(1)
+    return Blocks(tensors, variant)
+
+
 def _bound(blocks: Tensor) -> Tensor:
     """Scale each block down, in place, so that no entry is above ``LARGEST``; returns the largest there were, [b]."""
-    peaks: Tensor = torch.linalg.vector_norm(blocks, torch.inf, dim=(1, 2))
+    peaks = torch.maximum(blocks.amax((1, 2)), -blocks.amin((1, 2))).abs()  # a norm of infinity takes far longer
     blocks.mul_((LARGEST / peaks).clamp_(max=1.0)[:, None, None])
     return peaks
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from isthmus.errors import ConfigError, IsthmusError, ShapeError
 from isthmus.optim.bases import full_precision
-from isthmus.optim.blocks import VARIANTS, Blocks, state_shapes
+from isthmus.optim.blocks import VARIANTS, Blocks, begin_blocks, state_shapes
 from isthmus.optim.refreshes import Alone, Collectives, Refresh, plan_refreshes
 from isthmus.optim.settings import check_gradients, check_group, check_settings, split
 from isthmus.optim.tiles import Stack, Tile, cut, stack_up
@@ -20,6 +20,10 @@ from isthmus.optim.vectors import adamw_shapes, adamw_state, adamw_step
 
 MAX_BLOCK = 2048
 """Most rows and columns of a block, by default."""
+
+
+STRAIGHTEN_ROUNDS = 8
+"""Once in so many rounds of refreshes the bases are made orthonormal to rounding again."""
 
 
 class Shampoo(Optimizer):
@@ -115,7 +119,7 @@ class Shampoo(Optimizer):
                 self._step_vectors(group, layout.vectors)
                 for index in range(len(layout.stacks)):
                     self._step_stack(group, layout, index)
-            self._refresh(self._turns[self.param_groups[0]["turn"] % self.refresh_steps])
+            self._refresh()
         for group in self.param_groups:
             group["turn"] += 1
         return loss
@@ -209,7 +213,8 @@ class Shampoo(Optimizer):
         if all(gradients[tile.parameter] is None for tile in stack.tiles):
             return
         blocks = layout.blocks[index] or self._begin(layout, index)
-        direction, counted = blocks.direction(stack.gather(gradients), group["betas"], group["eps"])
+        direction = stack.gather(gradients)
+        counted = blocks.direct(direction, group["betas"], group["eps"])
         if group["weight_decay"]:
             direction.addcmul_(stack.gather(layout.parameters), counted, value=group["weight_decay"])
         stack.subtract(layout.parameters, direction.mul_(group["lr"]))
@@ -217,29 +222,28 @@ class Shampoo(Optimizer):
     def _begin(self, layout: _Layout, index: int) -> Blocks:
         """Make a stack's state, and let its parameters' states be views of it."""
         stack = layout.stacks[index]
-        blocks = layout.blocks[index] = Blocks(stack.shape, stack.device, self._variant)
+        blocks = layout.blocks[index] = begin_blocks(stack.shape, stack.device, self._variant)
         for name, tensor in blocks.tensors.items():
             for tile, part in zip(stack.tiles, stack.divided(tensor), strict=True):
                 self.state[layout.parameters[tile.parameter]][_key(name, tile)] = part
         return blocks
 
-    def _refresh(self, refreshes: Sequence[Refresh]) -> None:
+    def _refresh(self) -> None:
         """Rotate the bases of the blocks whose turn it is; rotations are found by their owners and come to all."""
+        round_, turn = divmod(self.param_groups[0]["turn"], self.refresh_steps)
         every = [blocks for layout in self._layouts for blocks in layout.blocks]
-        found: list[tuple[Blocks, Refresh, list[Tensor]]] = []
+        found: list[tuple[int, Blocks, list[Tensor]]] = []
         with full_precision():
-            for refresh in refreshes:
+            for refresh in self._turns[turn]:
                 blocks = every[refresh.stack]
                 if blocks is not None:
-                    own = refresh.owner == self._collectives.rank
-                    found.append(
-                        (blocks, refresh, blocks.rotations(refresh.part) if own else blocks.room(refresh.part))
-                    )
-            for owner in sorted({refresh.owner for _, refresh, _ in found}):
-                sent = [each for _, refresh, rotations in found if refresh.owner == owner for each in rotations]
+                    part, is_own = blocks[refresh.part], refresh.owner == self._collectives.rank
+                    found.append((refresh.owner, part, part.rotations() if is_own else part.room()))
+            for owner in sorted({owner for owner, _, _ in found}):
+                sent = [each for its_owner, _, rotations in found if its_owner == owner for each in rotations]
                 self._collectives.broadcast(sent, owner)
-            for blocks, refresh, (left, right) in found:
-                blocks.rotate(refresh.part, left, right)
+            for _, part, rotations in found:
+                part.rotate(*rotations, straighten=round_ % STRAIGHTEN_ROUNDS == 0)
 
 
 class _Layout:
