@@ -11,6 +11,7 @@ import torch
 
 from isthmus.checkpoint import CrashError, FaultPlan, FaultyStorage
 from isthmus.observe import records
+from isthmus.rows import leaf_digests
 from isthmus.terms import Phase
 from worlds import BATCH, Inhabitant, Settings, SmallWorld, assert_agreed, assert_no_fork
 
@@ -288,7 +289,9 @@ def own_hashes(island: Inhabitant) -> list[bytes]:
     """H of the slow weights of every fragment, to compare with references."""
     weights = island.engine.slow.slow_weights()
     return [
-        hashlib.sha256(b"".join(weights[entry.name].numpy().tobytes() for entry in fragment.entries)).digest()
+        hashlib.sha256(
+            b"".join(leaf_digests(weights[entry.name].view(-1, entry.row_length)) for entry in fragment.entries)
+        ).digest()
         for fragment in island.engine.slow.fragments
     ]
 

@@ -43,6 +43,10 @@ def of_model(**changes: object) -> tuple[nn.Module, SlowState]:
     return model, cut_model(model, **wanted).slow
 
 
+def device_of(_: str) -> torch.device:
+    return torch.device("cpu")
+
+
 def train(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in sorted(model.state_dict().items()):
@@ -134,7 +138,7 @@ def test_entries_are_alike_in_kind_policy_and_row_length_and_pieces_cover_their_
     torch.set_num_threads(1)
     tensors = slow.slow_weights()
     entries = [entry for fragment in slow.fragments for entry in fragment.entries]
-    groups = group_entries(entries, tensors)
+    groups = group_entries(entries, device_of)
     assert sorted(entry.name for group in groups for entry in group.entries) == sorted(tensors)
     for group in groups:
         assert len({(entry.kind, entry.policy, entry.row_length) for entry in group.entries}) == 1
@@ -151,7 +155,7 @@ def test_matrices_hold_the_tensors_and_their_views_are_in_name_order():
         Entry(name, (2, 3), Kind.PARAMETER, policy) for name, policy in (("b", Policy.CODED), ("a", Policy.LOSSLESS))
     ]
     tensors = {"a": torch.randn(2, 3), "b": torch.randn(3, 2).t()}
-    matrices = stack(group_entries(entries, tensors), tensors)
+    matrices = stack(group_entries(entries, device_of), tensors)
     views = named(matrices)
     assert list(views) == ["a", "b"]
     assert all(torch.equal(views[name], tensor) for name, tensor in tensors.items())
@@ -162,7 +166,7 @@ def test_matrices_hold_the_tensors_and_their_views_are_in_name_order():
 def test_scratch_is_the_same_memory_for_one_piece_after_the_other():
     shapes = {"long": (400, 1000), "short": (7,)}
     entries = [Entry(name, shape, Kind.PARAMETER, Policy.CODED) for name, shape in shapes.items()]
-    groups = group_entries(entries, {name: torch.empty(shape) for name, shape in shapes.items()})
+    groups = group_entries(entries, device_of)
     scratch = Scratch(groups, 2)
     pieces = [(group, piece) for group in groups for piece in group.pieces]
     places = []

@@ -79,7 +79,7 @@ class Blocks:
         """Count a step and say where it leads.
 
         Args:
-            gradients: [b, m, n] fp32; becomes what a learning rate of 1 subtracts from the blocks, 0 where the gradient is.
+            gradients: [b, m, n] fp32; becomes what a learning rate of 1 subtracts from the blocks, 0 where they are 0.
             betas: Decay of the means of gradients, of their squares and of factors.
             eps: Added to the root of the mean square.
 

@@ -14,7 +14,7 @@ _MOST_PANELS = 4
 
 
 def add_lower(sums: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add products that are symmetric, in place: ``left @ right``, of which only the lower triangle is sure to be added.
+    """Add products that are symmetric, ``left @ right``, in place; only their lower triangles are sure to be added.
 
     Args:
         sums: [k, m, m].

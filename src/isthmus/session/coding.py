@@ -13,10 +13,14 @@ from isthmus.transport.link import Link
 
 
 class Coded(NamedTuple):
-    """A publication's payload, and the root mean square of what was coded; None where nothing was."""
+    """This rank's share of a publication's payload, and what is known of all of it.
+
+    ``rms`` is the root mean square of what was coded, None where nothing was.
+    """
 
     codec: str
     payload: memoryview
+    num_bytes: int
     rms: float | None
 
 
@@ -73,6 +77,6 @@ class Coder:
         self._history = {key: schedule.RmsHistory(tuple(values)) for key, values in state.items()}
 
     def _code(self, peer: str, fragment: int, codec: str) -> Coded:
-        payload = self._link.buffer(self._slow.payload_bytes(fragment, codec))
+        payload = self._link.buffer(self._slow.share_bytes(fragment, codec))
         rms = None if codec == NO_PAYLOAD else self._slow.encode(peer, fragment, codec, payload)
-        return Coded(codec, payload, rms)
+        return Coded(codec, payload, self._slow.payload_bytes(fragment, codec), rms)

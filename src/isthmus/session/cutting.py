@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
 from isthmus.fragments import canonical_name, cut, entries_of, layout_digest, layout_lines, tensors_of
+from isthmus.island import Ranks, reshard
 from isthmus.session.slow import SlowState
 
 
@@ -27,6 +29,7 @@ def cut_model(
     peers: tuple[str, ...],
     embedding_codec: str,
     masters: Mapping[str, Tensor] | None = None,
+    ranks: Ranks | None = None,
 ) -> Cut:
     """Cut a model into fragments and make its slow state.
 
@@ -36,6 +39,7 @@ def cut_model(
         peers: Names of the other islands.
         embedding_codec: How embeddings are coded.
         masters: fp32 masters of low-precision parameters, by parameter name.
+        ranks: The island's; all of them make the call.
 
     Raises:
         ShapeError: A parameter cannot be mixed, with the reason.
@@ -46,5 +50,13 @@ def cut_model(
     fast = {name: own.get(name, tensor) for name, tensor in tensors.items()}
     mirrors = {name: tensors[name] for name in own if name in tensors}
     fragments = cut(entries, num_fragments)
-    slow = SlowState(fragments, fast, peers=peers, embedding_codec=embedding_codec, mirrors=mirrors)
+    slow = SlowState(
+        fragments,
+        fast,
+        peers=peers,
+        embedding_codec=embedding_codec,
+        mirrors=mirrors,
+        ranks=ranks,
+        settle=partial(reshard, model),
+    )
     return Cut(slow, layout_digest(entries), layout_lines(entries))

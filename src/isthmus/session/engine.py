@@ -20,6 +20,7 @@ from isthmus.clock import Clock
 from isthmus.errors import CheckpointError, CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
+from isthmus.session.accord import Accord
 from isthmus.session.coding import Coder
 from isthmus.session.core import Core
 from isthmus.session.frozen import FORMAT, Live, check_state
@@ -85,7 +86,8 @@ class Trainee(Protocol):
 class Effects:
     """What an engine acts on; all of it handed in.
 
-    ``check_held`` refuses a header that claims to be one's own but was not signed by this island.
+    ``check_held`` refuses a header that claims to be one's own but was not signed by this island. ``accord`` is what
+    the ranks of an island of several agree by; ``storage`` is None where nothing is saved.
     """
 
     link: Link
@@ -96,6 +98,7 @@ class Effects:
     keep_checkpoints: int = 2
     layout_lines: tuple[str, ...] = ()
     check_held: Callable[[SignedHeader], bool] = lambda signed: True
+    accord: Accord | None = None
 
 
 @dataclass
@@ -159,6 +162,11 @@ class Engine:
         """Where the island is in its run."""
         return self.core.phase
 
+    def now_s(self) -> float:
+        """The time that decisions are made by, the same at all ranks."""
+        accord = self.effects.accord
+        return self.effects.clock.now_s() if accord is None else accord.now_s()
+
     def trained(self, *, tokens: int, cursor: int) -> None:
         """Count one training step, then let the core act at this step boundary.
 
@@ -175,7 +183,7 @@ class Engine:
 
     def finish(self) -> None:
         """Begin the end of the run; ``pump`` until ``phase`` is done."""
-        self.core.finish(self.effects.clock.now_s())
+        self.core.finish(self.now_s())
         self.journal.write(records.PhaseChange(**self.journal.stamp(), phase=self.phase))
         self.pump()
 
@@ -187,7 +195,9 @@ class Engine:
         results: list[Event] = [self._admit(event) for event in events]
         cursor = self.memory.cursor
         acted = False
-        while orders := self.core.advance(self.memory.step, results, self.effects.clock.now_s()):
+        while orders := self.core.advance(self.memory.step, results, self.now_s()):
+            if self.effects.accord is not None:
+                self.effects.accord.decided(msgspec.msgpack.encode(orders))
             results = [result for order in orders if (result := self._perform(order)) is not None]
             acted = True
         if acted or events:
@@ -312,7 +322,7 @@ class Engine:
             coded = self._coder.code(header)
         except CodecError as error:
             return Withheld(header.receiver, header.fragment, str(error))
-        whole = tuple(each.coded(coded.codec, coded.payload.nbytes) for each in order.headers)
+        whole = tuple(each.coded(coded.codec, coded.num_bytes) for each in order.headers)
         self._payloads.put(whole[0], coded.payload)
         for each in whole:
             self._hand_over(each)

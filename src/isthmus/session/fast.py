@@ -1,8 +1,12 @@
-"""The fast weights: the model's own tensors, which are changed in place and never rebound."""
+"""The fast weights: the model's own tensors, which are changed in place and never rebound.
+
+A rank works on its share of their rows. Those that do not lie in its memory as such are fetched, all of a fragment's
+at once, and pushed back to where the model computes with them; every rank does both at the same time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from isthmus.codec import is_finite
 from isthmus.errors import ShapeError
+from isthmus.island import Ranks, hold, local_part
 from isthmus.session.groups import Piece, Span
 
 
@@ -19,23 +24,36 @@ class FastWeights:
     Args:
         tensors: The trained tensors by canonical name.
         mirrors: Low-precision parameters that follow an fp32 master in ``tensors``, by name.
+        ranks: The island's.
+        settle: Called before the model's tensors are changed.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], mirrors: Mapping[str, Tensor]) -> None:
-        self._owners = dict(tensors)
-        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        self._mirrors = {name: tensor.detach() for name, tensor in mirrors.items()}
-        for name, tensor in self._tensors.items():
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        mirrors: Mapping[str, Tensor],
+        ranks: Ranks,
+        settle: Callable[[], None],
+    ) -> None:
+        self._settle = settle
+        for name, tensor in tensors.items():
             _require_fp32(name, tensor)
-        self._matrices = {name: _matrix(tensor) for name, tensor in self._tensors.items() if tensor.is_contiguous()}
+        self._owners = dict(tensors)
+        self._held = {name: hold(tensor, ranks) for name, tensor in tensors.items()}
+        self._mirrors = {name: hold(tensor, ranks).local for name, tensor in mirrors.items()}
+        self._rows = {name: held.in_place for name, held in self._held.items() if held.in_place is not None}
 
     @property
     def masters(self) -> dict[str, Tensor]:
         """The tensors that a low-precision parameter follows."""
-        return {name: self._tensors[name] for name in self._mirrors}
+        return {name: self._held[name].local for name in self._mirrors}
+
+    def device_of(self, name: str) -> torch.device:
+        """Where a tensor lies."""
+        return self._held[name].local.device
 
     def check_place(self) -> None:
         """Refuse to go on with a model whose tensors were replaced: what is trained there is no longer seen here.
@@ -44,7 +62,7 @@ class FastWeights:
             ShapeError: A parameter was moved or rebound since the island joined.
         """
         for name, owner in self._owners.items():
-            if owner.data_ptr() != self._tensors[name].data_ptr():
+            if local_part(owner).data_ptr() != self._held[name].local.data_ptr():
                 raise ShapeError(
                     f"'{name}' was moved or rebound after the island joined",
                     got=f"now on {owner.device}",
@@ -53,69 +71,88 @@ class FastWeights:
                 )
 
     def are_finite(self, names: Iterable[str]) -> bool:
-        """Whether every one of these weights is a finite number."""
-        return all(is_finite(self._tensors[name]) for name in names)
+        """Whether every one of these weights that lies here is a finite number."""
+        return all(is_finite(self._held[name].local) for name in names)
+
+    @contextmanager
+    def fetched(self, names: Sequence[str], *, push: bool = True) -> Iterator[dict[str, Tensor]]:
+        """This rank's rows [k, n] of some tensors, by name, for the duration of ``rows``, ``add`` and ``set``.
+
+        Afterwards the model's tensors are made of all ranks' rows, and low-precision ones follow. All ranks call it.
+        """
+        self._settle()
+        staged = [name for name in names if name not in self._rows]
+        try:
+            for name in staged:
+                self._rows[name] = self._held[name].fetch()
+            yield {name: self._rows[name] for name in names}
+            if push:
+                for name in names:
+                    self._held[name].push(self._rows[name])
+                self.mirror(names)
+        finally:
+            for name in staged:
+                self._rows.pop(name, None)
 
     @contextmanager
     def rows(self, piece: Piece) -> Iterator[Tensor]:
         """The fast weights of a piece as one matrix; what is changed in it for the duration, changes in the model."""
         own = self._own(piece)
-        if len(own) == 1 and own[0].is_contiguous():
+        if len(own) == 1:
             yield own[0]
             return
         rows = torch.empty(piece.shape, dtype=torch.float32, device=own[0].device)
-        parts = _divided(rows, piece, own)
+        parts = _divided(rows, piece)
         torch._foreach_copy_(parts, own)
         yield rows
         torch._foreach_copy_(own, parts)
 
     def add(self, piece: Piece, rows: Tensor) -> None:
         """Add a matrix to the fast weights of a piece."""
-        own = self._own(piece)
-        torch._foreach_add_(own, _divided(rows, piece, own))
+        torch._foreach_add_(self._own(piece), _divided(rows, piece))
 
     def set(self, piece: Piece, rows: Tensor) -> None:
         """Let the fast weights of a piece be a matrix."""
-        own = self._own(piece)
-        torch._foreach_copy_(own, _divided(rows, piece, own))
+        torch._foreach_copy_(self._own(piece), _divided(rows, piece))
 
     def copies(self) -> dict[str, Tensor]:
-        """Copies by name."""
-        return {name: tensor.clone() for name, tensor in self._tensors.items()}
+        """Copies by name of what lies here."""
+        return {name: held.local.clone() for name, held in self._held.items()}
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Let the fast weights be these."""
-        for name, tensor in self._tensors.items():
-            tensor.copy_(tensors[name])
-        self.mirror(self._tensors)
+    def restore(self, copies: Mapping[str, Tensor]) -> None:
+        """Let the fast weights be what ``copies`` gave."""
+        self._settle()
+        for name, held in self._held.items():
+            held.local.copy_(copies[name])
+        self.mirror(self._held)
+
+    @torch.no_grad()
+    def take(self, rows: Mapping[str, Tensor]) -> None:
+        """Let the fast weights be made of all ranks' rows [k, n], of which these are this one's. All ranks call it."""
+        self._settle()
+        for name, held in self._held.items():
+            held.push(rows[name] if name in rows else held.no_rows())
+        self.mirror(self._held)
 
     @torch.no_grad()
     def mirror(self, names: Iterable[str]) -> None:
         """Let the low-precision parameters of these names follow."""
         for name in names:
             if name in self._mirrors:
-                self._mirrors[name].copy_(self._tensors[name])
+                self._mirrors[name].copy_(self._held[name].local)
 
     def _own(self, piece: Piece) -> list[Tensor]:
-        """The tensors of a piece, as rows if they are contiguous."""
-        return [self._rows(span) for span in piece.spans]
+        """The rows of a piece's tensors."""
+        return [self._rows_of(span) for span in piece.spans]
 
-    def _rows(self, span: Span) -> Tensor:
-        matrix = self._matrices.get(span.entry.name)
-        if matrix is None:
-            return self._tensors[span.entry.name]
-        return matrix if span.rows == span.entry.rows else matrix[span.first : span.first + span.rows]
+    def _rows_of(self, span: Span) -> Tensor:
+        return self._rows[span.entry.name][span.first : span.first + span.rows]
 
 
-def _divided(rows: Tensor, piece: Piece, own: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a matrix that are to the piece's tensors what they are to each other."""
-    parts = rows.split_with_sizes([span.rows for span in piece.spans])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, own, strict=True)]
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.view(-1, tensor.shape[-1] if tensor.ndim else 1)
+def _divided(rows: Tensor, piece: Piece) -> list[Tensor]:
+    """Views of a matrix, one for each of the piece's tensors."""
+    return list(rows.split_with_sizes([span.rows for span in piece.spans]))
 
 
 def _require_fp32(name: str, tensor: Tensor) -> None:

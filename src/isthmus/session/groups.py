@@ -5,7 +5,7 @@ Matrices are worked on in pieces, some entries or some rows of one, that fit a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,27 +70,24 @@ Matrices = dict[Group, Tensor]
 """A matrix for each group of a fragment, or for those of its groups that have one."""
 
 
-def group_entries(entries: Sequence[Entry], tensors: Mapping[str, Tensor]) -> tuple[Group, ...]:
-    """Group a fragment's entries; ``tensors`` are the trained ones by name.
-
-    One that is not contiguous is never divided between pieces: its rows do not lie end to end.
-    """
+def group_entries(entries: Sequence[Entry], device_of: Callable[[str], torch.device]) -> tuple[Group, ...]:
+    """Group a fragment's entries; ``device_of`` says where the tensor of a name lies."""
     alike: dict[tuple[Kind, Policy, int, torch.device], list[Entry]] = {}
     for entry in entries:
-        alike.setdefault((entry.kind, entry.policy, entry.row_length, tensors[entry.name].device), []).append(entry)
+        alike.setdefault((entry.kind, entry.policy, entry.row_length, device_of(entry.name)), []).append(entry)
     groups = []
     for (_, _, row_length, device), members in alike.items():
         rows = sum(entry.rows for entry in members)
         num_pieces = max(1, round(rows / rows_at_once(row_length, device)))
         most_rows = -(-rows // num_pieces)
-        spans = [span for entry in members for span in _spans(entry, tensors[entry.name], most_rows)]
+        spans = [span for entry in members for span in _spans(entry, most_rows)]
         groups.append(Group(tuple(members), tuple(_pieces(spans, most_rows)), device))
     return tuple(groups)
 
 
-def rows_of(matrices: Mapping[Group, Tensor], group: Group, piece: Piece) -> Tensor | None:
+def rows_of(matrices: Mapping[Group, Tensor] | None, group: Group, piece: Piece) -> Tensor | None:
     """A piece's rows, if its group has a matrix."""
-    matrix = matrices.get(group)
+    matrix = None if matrices is None else matrices.get(group)
     return None if matrix is None else matrix[piece.rows]
 
 
@@ -112,10 +109,10 @@ def named(matrices: Mapping[Group, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def stack(groups: Sequence[Group], tensors: Mapping[str, Tensor]) -> Matrices:
-    """New matrices that hold ``tensors``, one of each entry's name and shape."""
+    """New matrices that hold ``tensors``, one of each entry's name and size."""
     matrices = {group: group.empty() for group in groups}
     for name, view in named(matrices).items():
-        view.copy_(tensors[name])
+        view.copy_(tensors[name].reshape(view.shape))
     return matrices
 
 
@@ -158,10 +155,9 @@ class Scratch:
         return [flat[: rows * row_length].view(rows, row_length) for flat in self._flat[group.device]]
 
 
-def _spans(entry: Entry, tensor: Tensor, most_rows: int) -> Iterator[Span]:
-    step = most_rows if tensor.is_contiguous() else entry.rows
-    for first in range(0, entry.rows, step):
-        yield Span(entry, first, min(step, entry.rows - first))
+def _spans(entry: Entry, most_rows: int) -> Iterator[Span]:
+    for first in range(0, entry.rows, most_rows):
+        yield Span(entry, first, min(most_rows, entry.rows - first))
 
 
 def _pieces(spans: Sequence[Span], most_rows: int) -> Iterator[Piece]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 
 from isthmus.checkpoint import IslandLock, LoadedInfo, load_latest
 from isthmus.clock import SystemClock
-from isthmus.config import load_run
+from isthmus.config import LoadedRun, load_run
 from isthmus.errors import CheckpointError, ConfigError
+from isthmus.island import at_gateway, open_ranks, together
 from isthmus.observe import records
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
 from isthmus.session.frozen import check_state
-from isthmus.session.site import OpenLink, Site, open_tcp_link
+from isthmus.session.site import OpenLink, Site, files_digest, open_tcp_link
 from isthmus.session.steps import StepMeter
 from isthmus.session.trainee import Training
 from isthmus.session.waiting import Waiter
@@ -53,9 +55,9 @@ class Island:
         self._settled = False
         self._handlers: dict[signal.Signals, Any] = {}
         self._lock = IslandLock(site.loaded.own_paths.root)
-        self._lock.acquire()
+        at_gateway(site.ranks, self._lock.acquire)
         try:
-            state, info = _newest_checkpoint(site)
+            state, info = together(site.ranks, lambda: _newest_checkpoint(site))
             self._open(state, resumed_from=info.name if info else None)
         except BaseException:
             self._lock.release()
@@ -101,7 +103,9 @@ class Island:
             CheckpointError: There are checkpoints, and none can be used.
             LinkError: The link cannot be opened.
         """
-        loaded = load_run(Path(run_dir), name)
+        ranks = open_ranks()
+        loaded = together(ranks, lambda: load_run(Path(run_dir), name))
+        together(ranks, partial(_require_same_files, loaded, ranks.collect(files_digest(loaded))))
         mixing = loaded.run.mixing
         cut = cut_model(
             model,
@@ -109,9 +113,10 @@ class Island:
             peers=tuple(peer.name for peer in loaded.roster.peers(name)),
             embedding_codec=mixing.embedding_codec,
             masters=masters,
+            ranks=ranks,
         )
         training = Training(model, optimizer, data)
-        site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest)
+        site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
         island = cls(site)
         try:
             island._wait_until_ready()
@@ -155,7 +160,7 @@ class Island:
     @property
     def done(self) -> bool:
         """Whether the loop should end: the token budget is spent, or a signal asked to leave."""
-        return self.progress >= 1.0 or self._stop_reason is not None
+        return self.progress >= 1.0 or self._stops
 
     def step(self, *, tokens: int, loss: Tensor | float | None = None) -> None:
         """Count one optimizer step and trade what is due.
@@ -193,6 +198,7 @@ class Island:
     def request_stop(self, reason: str) -> None:
         """End the loop at the next step boundary: ``done`` turns true, and leaving the island saves it."""
         self._stop_reason = reason
+        self._site.accord.request_stop()
 
     def save(self) -> None:
         """Write a checkpoint now."""
@@ -244,9 +250,7 @@ class Island:
         self._settled = True
         self.save()
         self.engine.finish()
-        self._waiter.until(
-            lambda: self.engine.phase is Phase.DONE or self._stop_reason is not None, "the last meetings of the run"
-        )
+        self._waiter.until(lambda: self.engine.phase is Phase.DONE or self._stops, "the last meetings of the run")
         self.engine.slow.take_in()
         self.save()
         if self.provisional:
@@ -259,7 +263,7 @@ class Island:
             self.engine.slow.take_in()
             others_s = self._site.loaded.island.finish.wait_s
             self._waiter.until(
-                lambda: not self.engine.core.waits_for or self._stop_reason is not None,
+                lambda: not self.engine.core.waits_for or self._stops,
                 "the others to end",
                 at_most_s=others_s,
             )
@@ -291,7 +295,7 @@ class Island:
         done = result == "done"
         provisional, digest = done and self.provisional, self.digest if done else ""
         self.record(records.Finished, reason=result, provisional=provisional, joint_digest=digest, detail=detail)
-        self._site.writer.close()
+        self._site.close()
         self._lock.release()
         for each, handler in self._handlers.items():
             signal.signal(each, handler)
@@ -301,11 +305,16 @@ class Island:
         site = self._site
         self._resumed = resumed_from is not None
         self._engine = site.open(state, resumed_from=resumed_from)
-        self._waiter = Waiter(self._engine, site.clock)
+        self._waiter = Waiter(self._engine)
         self._meter = StepMeter(self._engine, site.clock, site.training, site.loaded.island.records.every_steps)
 
     def _wait_until_ready(self) -> None:
-        self._waiter.until_ready(lambda: self._stop_reason is not None, resumed=self._resumed)
+        self._waiter.until_ready(lambda: self._stops, resumed=self._resumed)
+
+    @property
+    def _stops(self) -> bool:
+        """Whether this or another rank of the island was asked to stop, as all ranks know by now."""
+        return self._site.accord.stops
 
 
 def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo | None]:
@@ -315,6 +324,18 @@ def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo
         folder = site.loaded.own_paths.checkpoints
         raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
     return (None, None) if found is None else found
+
+
+def _require_same_files(loaded: LoadedRun, digests: Sequence[bytes]) -> None:
+    """Refuse ranks that read other files than the gateway."""
+    differ = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if differ:
+        raise ConfigError(
+            f"the ranks of island {loaded.member.name} have read different run files",
+            got=f"other settings than rank 0's at ranks {differ}",
+            wanted="the same run.toml, island.toml and roster for all",
+            mend="Give all machines of the island the same run directory.",
+        )
 
 
 def _whole_tokens(tokens: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from isthmus.session.groups import Group, Matrices, named, require_same, stack
 
 Reference = Matrices
-"""c of one edge and fragment; empty where there is none (c = 0)."""
+"""c of one edge and fragment, as far as it is this rank's; None stands for no reference (c = 0)."""
 
 
 class References:
@@ -24,15 +24,15 @@ class References:
     def __init__(self, slow: Sequence[Matrices], peers: Sequence[str]) -> None:
         self._peers = tuple(peers)
         self._groups = [tuple(matrices) for matrices in slow]
-        self._met: dict[tuple[str, int], Reference] = {}
+        self._met: dict[tuple[str, int], Reference | None] = {}
         self._initial: dict[int, Reference] = {}
         if self._peers:
             self._initial = {index: _copy(matrices) for index, matrices in enumerate(slow)}
 
-    def of(self, peer: str, fragment: int) -> Reference:
+    def of(self, peer: str, fragment: int) -> Reference | None:
         """The reference of an edge; to read."""
-        met = self._met.get((peer, fragment))
-        return self._initial[fragment] if met is None else met
+        key = (peer, fragment)
+        return self._met[key] if key in self._met else self._initial[fragment]
 
     def next_of(self, peers: Sequence[str], fragment: int) -> Reference:
         """Where the next reference of these edges is to be written: over their own, if it is no other edge's, too.
@@ -41,12 +41,12 @@ class References:
         """
         own = self.of(peers[0], fragment)
         others = (peer for peer in self._peers if peer not in peers)
-        if own and all(self.of(peer, fragment) is not own for peer in others):
+        if own is not None and all(self.of(peer, fragment) is not own for peer in others):
             return own
         return {group: group.empty() for group in self._groups[fragment]}
 
-    def set(self, peers: Sequence[str], fragment: int, reference: Reference) -> None:
-        """Give these edges a reference."""
+    def set(self, peers: Sequence[str], fragment: int, reference: Reference | None) -> None:
+        """Give these edges a reference, or none."""
         for peer in peers:
             self._met[peer, fragment] = reference
         if all((other, fragment) in self._met for other in self._peers):
@@ -58,12 +58,16 @@ class References:
         ``shared`` names the peer under which the others find it.
         """
         first: dict[int, str] = {}
-        owners = {key: first.setdefault(id(reference), key[0]) for key, reference in self._met.items()}
-        return {
-            "initial": {fragment: named(reference) for fragment, reference in self._initial.items()},
-            "references": {key: named(self._met[key]) for key, owner in owners.items() if owner == key[0]},
-            "shared": {key: owner for key, owner in owners.items() if owner != key[0]},
-        }
+        references: dict[tuple[str, int], dict[str, Tensor] | None] = {}
+        shared: dict[tuple[str, int], str] = {}
+        for key, reference in self._met.items():
+            owner = key[0] if reference is None else first.setdefault(id(reference), key[0])
+            if owner != key[0]:
+                shared[key] = owner
+            else:
+                references[key] = None if reference is None else named(reference)
+        initial = {fragment: named(reference) for fragment, reference in self._initial.items()}
+        return {"initial": initial, "references": references, "shared": shared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what ``state_dict`` gave.
@@ -78,15 +82,15 @@ class References:
                 del self._initial[fragment]
         for fragment, tensors in state["initial"].items():
             self._initial[fragment] = self._placed(fragment, tensors)
-        references = {key: self._placed(key[1], tensors) for key, tensors in stored.items()}
+        references = {
+            key: None if tensors is None else self._placed(key[1], tensors) for key, tensors in stored.items()
+        }
         references |= {key: references[owner, key[1]] for key, owner in shared.items()}
         for (peer, fragment), reference in references.items():
             if peer in self._peers:
                 self.set([peer], fragment, reference)
 
     def _placed(self, fragment: int, tensors: Mapping[str, Tensor]) -> Reference:
-        if not tensors:
-            return {}
         groups = self._groups[fragment]
         require_same("reference", {entry.name: entry.shape for group in groups for entry in group.entries}, tensors)
         return stack(groups, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import sys
@@ -17,13 +18,16 @@ from isthmus.clock import Clock
 from isthmus.config import LoadedRun
 from isthmus.errors import IdentityError
 from isthmus.identity import verify
+from isthmus.island import Alone, Ranks, at_gateway
 from isthmus.observe import records
 from isthmus.observe.journal import RecordWriter
 from isthmus.observe.narrator import Narrator
 from isthmus.schedule import OuterPlan, OuterStep
+from isthmus.session.accord import Accord
 from isthmus.session.cutting import Cut
 from isthmus.session.engine import Effects, Engine
 from isthmus.session.memory import Plan
+from isthmus.session.shares import SharedLink, Shares
 from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
 from isthmus.terms import SignedHeader
@@ -65,7 +69,8 @@ def open_tcp_link(loaded: LoadedRun, incarnation: int) -> Link:
 class Site:
     """All that an engine is made of, again after every restart.
 
-    ``precision`` and ``manifest_digest`` go into the records.
+    ``precision`` and ``manifest_digest`` go into the records. All ranks of an island make one alike; records, link,
+    lock and incarnation are the gateway's.
     """
 
     loaded: LoadedRun
@@ -75,20 +80,25 @@ class Site:
     open_link: OpenLink = open_tcp_link
     precision: str = ""
     manifest_digest: str = ""
+    ranks: Ranks = field(default_factory=Alone)
     storage: Storage = field(init=False)
-    writer: RecordWriter = field(init=False)
+    writer: RecordWriter | None = field(init=False)
     narrator: Narrator = field(init=False)
+    accord: Accord = field(init=False)
 
     def __post_init__(self) -> None:
         self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
-        self.writer = RecordWriter(self.loaded.own_paths.records, self.clock)
+        self.writer = at_gateway(self.ranks, lambda: RecordWriter(self.loaded.own_paths.records, self.clock))
         self.narrator = Narrator(self.loaded.member.name)
+        self.accord = Accord(self.ranks, self.clock)
 
     def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
-        incarnation = raise_incarnation(LocalStorage(self.loaded.own_paths.root))
+        root = LocalStorage(self.loaded.own_paths.root)
+        raised = at_gateway(self.ranks, lambda: raise_incarnation(root))
+        incarnation = int(*self.ranks.largest(raised or 0))
         effects = Effects(
-            link=SturdyLink(self.open_link(self.loaded, incarnation)),
+            link=self._link(incarnation),
             clock=self.clock,
             storage=self.storage,
             sink=self.sink,
@@ -96,6 +106,7 @@ class Site:
             keep_checkpoints=self.loaded.island.checkpoint.keep,
             layout_lines=self.model.layout_lines,
             check_held=self.signed_here,
+            accord=None if self.ranks.size == 1 else self.accord,
         )
         try:
             engine = Engine(
@@ -108,8 +119,23 @@ class Site:
         self.sink(run_started(self.loaded, engine, **facts, resumed_from=resumed_from))
         return engine
 
+    def close(self) -> None:
+        """Close the records."""
+        if self.writer is not None:
+            self.writer.close()
+
+    def _link(self, incarnation: int) -> Link:
+        """The link, which the gateway alone opens."""
+        own = at_gateway(self.ranks, lambda: SturdyLink(self.open_link(self.loaded, incarnation)))
+        if own is not None and self.ranks.size == 1:
+            return own
+        slow, embedding_codec = self.model.slow, self.loaded.run.mixing.embedding_codec
+        return SharedLink(own, self.accord, Shares(slow.fragments, embedding_codec, self.ranks))
+
     def sink(self, record: records.Record) -> None:
-        """Write a record, and log what of it a person should hear."""
+        """Write a record, and log what of it a person should hear; the gateway does so for all ranks."""
+        if self.writer is None:
+            return
         self.writer.write(record)
         for severity, line in self.narrator.tell(record):
             log.log(logging.INFO if severity == "info" else logging.WARNING, "%s", line)
@@ -122,6 +148,12 @@ class Site:
         except IdentityError:
             return False
         return (signed.header.sender, signed.header.run) == own
+
+
+def files_digest(loaded: LoadedRun) -> bytes:
+    """SHA-256 of what the files of a run say to one island."""
+    said = (loaded.run.model_dump_json(), loaded.island.model_dump_json(), loaded.roster.model_dump_json())
+    return hashlib.sha256("\n".join(said).encode()).digest()
 
 
 def run_started(

@@ -6,18 +6,21 @@ Everything here is tensors in, tensors changed; what to do, and when, is decided
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus import mixing
-from isthmus.codec import NO_CODEC, Slice, check_part, decode_parts, encode_parts, slices
+from isthmus.codec import NO_CODEC, Slice, check_part, decode_parts, encode_parts, payload_bytes, slices
 from isthmus.errors import CodecError
-from isthmus.fragments import Fragment, Kind, Policy
+from isthmus.fragments import Entry, Fragment, Kind, Policy
+from isthmus.island import Alone, Ranks, together
+from isthmus.rows import in_order as leaves_in_order
+from isthmus.rows import leaf_digests, share
 from isthmus.session.fast import FastWeights
 from isthmus.session.groups import (
     Group,
@@ -45,6 +48,8 @@ class SlowState:
         peers: The other islands; what the run began with is kept until the last of them was met.
         mirrors: Low-precision parameters that follow an fp32 master in ``fast``, by name.
         embedding_codec: How embeddings are coded.
+        ranks: The island's. Each of them has its share of the rows of every tensor here, and all make every call.
+        settle: Called before the model's tensors are changed.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
@@ -58,19 +63,24 @@ class SlowState:
         peers: Collection[str],
         embedding_codec: str,
         mirrors: Mapping[str, Tensor] | None = None,
+        ranks: Ranks | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.fragments = tuple(fragments)
-        self._embedding_codec = embedding_codec
-        self._fast = FastWeights(fast, mirrors or {})
-        self._groups = [group_entries(fragment.entries, fast) for fragment in self.fragments]
-        self._slow = [stack(groups, fast) for groups in self._groups]
+        self._embedding_codec, self._ranks = embedding_codec, ranks or Alone()
+        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle)
+        self._groups = [
+            group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.device_of)
+            for fragment in self.fragments
+        ]
+        self._slow = [self._stacked(index) for index in range(len(self.fragments))]
         self._velocity = [
             {group: torch.zeros_like(slow) for group, slow in matrices.items() if group.kind is Kind.PARAMETER}
             for matrices in self._slow
         ]
         self._references = References(self._slow, tuple(peers))
         self._layouts: dict[tuple[int, str], dict[str, Slice]] = {}
-        self.initial_hashes = tuple(_hash(slow) for slow in self._slow)
+        self.initial_hashes = tuple(self._hash(index, slow) for index, slow in enumerate(self._slow))
 
     # -- the outer step ------------------------------------------------------------------------------------------------
 
@@ -84,27 +94,37 @@ class SlowState:
 
     def is_finite(self, fragment: int) -> bool:
         """Whether every fast weight of a fragment is a finite number."""
-        return self._fast.are_finite(self._names(fragment))
+        (broken,) = self._ranks.largest(float(not self._fast.are_finite(self._names(fragment))))
+        return not broken
 
     def depart(self, fragment: int, *, outer_lr: float, momentum: float) -> None:
         """Take the outer step of a fragment, in place."""
-        for group, piece in self._pieces(fragment):
-            slow, velocity = self._slow[fragment][group][piece.rows], rows_of(self._velocity[fragment], group, piece)
-            with self._fast.rows(piece) as fast:
-                if velocity is None:
-                    mixing.depart_buffer(slow, fast)
-                else:
-                    mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
-        self._fast.mirror(self._names(fragment))
+        with self._fast.fetched(self._names(fragment)):
+            for group, piece in self._pieces(fragment):
+                slow = self._slow[fragment][group][piece.rows]
+                velocity = rows_of(self._velocity[fragment], group, piece)
+                with self._fast.rows(piece) as fast:
+                    if velocity is None:
+                        mixing.depart_buffer(slow, fast)
+                    else:
+                        mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
 
     # -- publications --------------------------------------------------------------------------------------------------
 
     def has_reference(self, peer: str, fragment: int) -> bool:
         """Whether both ends of an edge share a reference of this fragment."""
-        return bool(self._references.of(peer, fragment))
+        return self._references.of(peer, fragment) is not None
 
     def payload_bytes(self, fragment: int, codec: str) -> int:
         """Length of a publication's payload.
+
+        Raises:
+            CodecError: There is no codec of that name.
+        """
+        return payload_bytes(self.fragments[fragment].entries, codec, self._embedding_codec)
+
+    def share_bytes(self, fragment: int, codec: str) -> int:
+        """Length of this rank's share of a publication's payload: its rows of every entry, end to end.
 
         Raises:
             CodecError: There is no codec of that name.
@@ -114,15 +134,27 @@ class SlowState:
     def encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
         """Code a fragment's slow weights against an edge's reference.
 
+        Args:
+            peer: Whose edge.
+            fragment: Which.
+            codec: How.
+            payload: Filled with this rank's share.
+
         Returns:
-            Root mean square of y − c over the entries that a codec may coarsen.
+            Root mean square of y − c over the entries that a codec may coarsen, of all ranks.
 
         Raises:
-            CodecError: A value is not finite.
+            CodecError: A value is not finite, here or at another rank.
         """
+        coarse = sum(entry.numel for entry in self.fragments[fragment].entries if entry.policy is not Policy.LOSSLESS)
+        square = together(self._ranks, lambda: self._encode(peer, fragment, codec, payload))
+        return float((self._ranks.total(square) / max(1, coarse)) ** 0.5)
+
+    def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
+        """Fill this rank's share; the sum of squares of what it coarsens."""
         reference, layout = self._references.of(peer, fragment), self._layout(fragment, codec)
         scratch = Scratch(self._groups[fragment], 1)
-        total, count = 0.0, 0
+        total = 0.0
         for group, piece in self._pieces(fragment):
             (difference,) = scratch.matrices(group, piece)
             slow = self._slow[fragment][group][piece.rows]
@@ -130,19 +162,25 @@ class SlowState:
             encode_parts(difference, piece.slices(layout), payload)
             if group.policy is not Policy.LOSSLESS:
                 total += float(torch.linalg.vector_norm(difference)) ** 2
-                count += difference.numel()
-        return float((total / max(1, count)) ** 0.5)
+        return total
 
     def check(self, header: Header, payload: memoryview) -> None:
         """Refuse a publication that does not decode to finite numbers of the right shapes.
 
+        Args:
+            header: What it says of itself.
+            payload: This rank's share.
+
         Raises:
-            CodecError: It does not; nothing was changed.
+            CodecError: It does not, here or at another rank; nothing was changed.
         """
+        together(self._ranks, lambda: self._check(header, payload))
+
+    def _check(self, header: Header, payload: memoryview) -> None:
         most = 0 if header.codec == NO_CODEC else header.tokens
         if not 0 <= header.weight_tokens <= most:
             raise CodecError("a publication's weight is impossible", got=header.weight_tokens, wanted=f"0 to {most}")
-        wanted = self.payload_bytes(header.fragment, header.codec)
+        wanted = self.share_bytes(header.fragment, header.codec)
         if payload.nbytes != wanted:
             what = f"a publication of fragment {header.fragment} in {header.codec} has the wrong length"
             raise CodecError(what, got=f"{payload.nbytes} bytes", wanted=wanted)
@@ -158,7 +196,7 @@ class SlowState:
 
         Args:
             order: The meeting.
-            payloads: Of all its publications in order of slots; the others' checked before.
+            payloads: This rank's shares of all its publications, in order of slots; the others' checked before.
 
         Returns:
             H(c').
@@ -168,45 +206,50 @@ class SlowState:
         reference = self._references.of(order.peers[0], fragment)
         merged = self._references.next_of(order.peers, fragment)
         scratch = Scratch(self._groups[fragment], len(payloads) + 1)
-        for group, piece in self._pieces(fragment):
-            before, after = rows_of(reference, group, piece), merged[group][piece.rows]
-            *room, published = scratch.matrices(group, piece)
-            decoded = [
-                decode_parts(payload, piece.slices(layout), rows) if layout else None
-                for layout, payload, rows in zip(layouts, payloads, room, strict=True)
-            ]
-            if order.mode is Mode.CORRECT:
-                own = decoded[order.place]
-                assert own is not None
-                mixing.published(before, own, out=published)
-            mixing.merge_reference(before, decoded, weights, out=after)
-            self._apply(order, group, piece, published, after)
-        self._fast.mirror(self._names(fragment))
+        with self._fast.fetched(self._names(fragment)):
+            for group, piece in self._pieces(fragment):
+                before, after = rows_of(reference, group, piece), merged[group][piece.rows]
+                *room, published = scratch.matrices(group, piece)
+                decoded = [
+                    decode_parts(payload, piece.slices(layout), rows) if layout else None
+                    for layout, payload, rows in zip(layouts, payloads, room, strict=True)
+                ]
+                if order.mode is Mode.CORRECT:
+                    own = decoded[order.place]
+                    assert own is not None
+                    mixing.published(before, own, out=published)
+                mixing.merge_reference(before, decoded, weights, out=after)
+                self._apply(order, group, piece, published, after)
         self._references.set(order.peers, fragment, merged)
         return self.reference_hash(order.peers[0], fragment)
 
     def clear(self, peer: str, fragment: int) -> None:
         """Forget an edge's reference: c = 0."""
-        self._references.set([peer], fragment, {})
+        self._references.set([peer], fragment, None)
 
     def reference_hash(self, peer: str, fragment: int) -> bytes:
-        """H(c): SHA-256 over the reference's fp32 values in entry order; ``NO_REFERENCE`` where there is none."""
+        """H(c): SHA-256 over the SHA-256 of all leaves of the reference (``rows.py``), in entry order.
+
+        ``NO_REFERENCE`` where there is none.
+        """
         reference = self._references.of(peer, fragment)
-        return _hash(reference) if reference else NO_REFERENCE
+        return NO_REFERENCE if reference is None else self._hash(fragment, reference)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """SHA-256 in hex over all slow weights, in fragment and entry order."""
-        return _hash(*self._slow).hex()
+        """SHA-256 in hex over the hashes of all fragments' slow weights, each as ``reference_hash`` makes it."""
+        hashes = [self._hash(index, slow) for index, slow in enumerate(self._slow)]
+        return hashlib.sha256(b"".join(hashes)).hexdigest()
 
     def slow_weights(self) -> dict[str, Tensor]:
-        """The slow weights by name; to read, not to change."""
+        """This rank's rows of the slow weights by name; to read, not to change."""
         return _named(self._slow)
 
     def take_in(self) -> None:
         """Let the fast weights be the slow ones."""
-        self._fast.take(self.slow_weights())
+        slow = {entry.name: rows for matrices in self._slow for entry, rows in in_order(matrices)}
+        self._fast.take(slow)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -216,7 +259,7 @@ class SlowState:
         try:
             yield
         finally:
-            self._fast.take(kept)
+            self._fast.restore(kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Slow weights, velocities, references and fp32 masters, as tensors to be stored before the next change.
@@ -263,15 +306,38 @@ class SlowState:
                 yield group, piece
 
     def _layout(self, fragment: int, codec: str) -> dict[str, Slice]:
-        """The entries' slices of a payload by name; none for a publication without payload."""
+        """The entries' slices of this rank's share of a payload by name; none for a publication without payload."""
         layout = self._layouts.get((fragment, codec))
         if layout is None:
-            parts = slices(self.fragments[fragment].entries, codec, self._embedding_codec)
+            own = own_entries(self.fragments[fragment].entries, self._ranks.rank, self._ranks.size)
+            parts = slices(own, codec, self._embedding_codec)
             layout = self._layouts[fragment, codec] = {part.name: part for part in parts}
         return layout
 
-    def _names(self, fragment: int) -> Iterator[str]:
-        return (entry.name for entry in self.fragments[fragment].entries)
+    def _names(self, fragment: int) -> list[str]:
+        return [entry.name for entry in self.fragments[fragment].entries]
+
+    def _stacked(self, fragment: int) -> Matrices:
+        """The fast weights of a fragment in new matrices."""
+        with self._fast.fetched(self._names(fragment), push=False) as rows:
+            return stack(self._groups[fragment], rows)
+
+    def _hash(self, fragment: int, matrices: Matrices) -> bytes:
+        own = b"".join(leaf_digests(rows) for _, rows in in_order(matrices))
+        shapes = [(entry.rows, entry.row_length) for entry in self.fragments[fragment].entries]
+        return hashlib.sha256(leaves_in_order(shapes, self._ranks.collect(own))).digest()
+
+
+def own_entries(entries: Sequence[Entry], rank: int, size: int) -> list[Entry]:
+    """What a rank has of these entries: each as a matrix of its share of the rows, where it has any."""
+    if size == 1:
+        return list(entries)
+    own = []
+    for entry in entries:
+        rows = share(entry.rows, entry.row_length, rank=rank, size=size)
+        if rows.start < rows.stop:
+            own.append(replace(entry, shape=(rows.stop - rows.start, entry.row_length)))
+    return own
 
 
 def merge_weights(order: Arrive) -> tuple[float, ...]:
@@ -283,11 +349,3 @@ def merge_weights(order: Arrive) -> tuple[float, ...]:
 
 def _named(fragments: Iterable[Matrices]) -> dict[str, Tensor]:
     return {name: view for matrices in fragments for name, view in named(matrices).items()}
-
-
-def _hash(*fragments: Matrices) -> bytes:
-    digest = hashlib.sha256()
-    for matrices in fragments:
-        for _, rows in in_order(matrices):
-            digest.update(rows.cpu().numpy().reshape(-1).view(np.uint8).data)
-    return digest.digest()

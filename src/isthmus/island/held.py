@@ -1,0 +1,171 @@
+"""One tensor of a model as a rank holds it, and the way between that and the rows that are the rank's share.
+
+What a layout (FSDP2, tensor or expert parallel, DDP, one process) makes of a parameter is known here alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from isthmus.island.ranks import Ranks
+from isthmus.rows import share
+
+
+class Held(ABC):
+    """A tensor, whole or a part of it.
+
+    Attributes:
+        local: What this rank holds of it; the memory that the model computes with.
+        row_length: n.
+        in_place: This rank's rows [k, n] where they are that memory; None where they must be fetched.
+    """
+
+    local: Tensor
+    row_length: int
+    in_place: Tensor | None = None
+
+    @abstractmethod
+    def fetch(self) -> Tensor:
+        """This rank's rows [k, n]: those in place, or copies. All ranks call it."""
+
+    def no_rows(self) -> Tensor:
+        """What a rank has whose share is empty, [0, n]."""
+        return self.local.new_empty(0, self.row_length)
+
+    @abstractmethod
+    def push(self, own: Tensor) -> None:
+        """Let the model's tensor be made of all ranks' rows, of which these are this one's. All ranks call it."""
+
+
+def hold(tensor: Tensor, ranks: Ranks) -> Held:
+    """How a rank holds a parameter or buffer of its model."""
+    tensor = tensor.detach()
+    held: Held
+    if isinstance(tensor, DTensor):
+        held = _Rows(tensor) if _lies_by_rows(tensor, ranks) else _Spread(tensor, ranks)
+    else:
+        held = _Whole(tensor, ranks) if tensor.is_contiguous() else _Strided(tensor, ranks)
+    held.row_length = tensor.shape[-1] if tensor.ndim else 1
+    return held
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; its memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def reshard(model: nn.Module) -> None:
+    """Let FSDP forget whole parameters that it made of shards, before those change."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+class _Rows(Held):
+    """A DTensor whose shards are the ranks' shares."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self.local = tensor.to_local()
+        self.in_place = _matrix(self.local, tensor.shape)
+
+    def fetch(self) -> Tensor:
+        return _matrix(self.local, self.local.shape)
+
+    def push(self, own: Tensor) -> None:
+        if own.data_ptr() != self.local.data_ptr():
+            self.local.copy_(own.view(self.local.shape))
+
+
+class _Whole(Held):
+    """A plain tensor, of which all ranks hold the same."""
+
+    def __init__(self, tensor: Tensor, ranks: Ranks) -> None:
+        self.local, self._ranks = tensor, ranks
+        self._matrix = _matrix(tensor, tensor.shape)
+        self._own = share(*self._matrix.shape, rank=ranks.rank, size=ranks.size)
+        self.in_place = self._matrix[self._own]
+
+    def fetch(self) -> Tensor:
+        return self._matrix[self._own]
+
+    def push(self, own: Tensor) -> None:
+        rows = self._ranks.whole(own, len(self._matrix))
+        if rows.data_ptr() != self._matrix.data_ptr():
+            self._matrix.copy_(rows)
+
+
+class _Strided(Held):
+    """A plain tensor whose rows do not lie end to end."""
+
+    def __init__(self, tensor: Tensor, ranks: Ranks) -> None:
+        self.local, self._ranks = tensor, ranks
+
+    def fetch(self) -> Tensor:
+        matrix = _matrix(self.local.contiguous(), self.local.shape)
+        return matrix[share(*matrix.shape, rank=self._ranks.rank, size=self._ranks.size)].clone()
+
+    def push(self, own: Tensor) -> None:
+        rows = self.local.numel() // own.shape[1]
+        self.local.copy_(self._ranks.whole(own, rows).view(self.local.shape))
+
+
+class _Spread(Held):
+    """A DTensor of any other placements: made whole for a moment."""
+
+    def __init__(self, tensor: DTensor, ranks: Ranks) -> None:
+        self._tensor, self._ranks = tensor, ranks
+        self.local = tensor.to_local()
+
+    def fetch(self) -> Tensor:
+        with _quiet():
+            matrix = _matrix(self._tensor.full_tensor(), self._tensor.shape)
+        return matrix[share(*matrix.shape, rank=self._ranks.rank, size=self._ranks.size)].clone()
+
+    def push(self, own: Tensor) -> None:
+        tensor = self._tensor
+        whole = self._ranks.whole(own, tensor.numel() // own.shape[1]).view(tensor.shape)
+        part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        self.local.copy_(part.to_local())
+
+
+def _lies_by_rows(tensor: DTensor, ranks: Ranks) -> bool:
+    """Whether every rank's shard is just its share; all ranks find the same."""
+    mesh = tensor.device_mesh
+    split = [place for place, size in zip(tensor.placements, mesh.shape, strict=True) if size > 1]
+    if split != [Shard(0)] or mesh.mesh.flatten().tolist() != list(range(ranks.size)) or tensor.ndim < 2:
+        return ranks.size == 1
+    if not tensor.to_local().is_contiguous():
+        raise AssertionError("a shard of a parameter is not contiguous")
+    length, inner = tensor.shape[0], tensor[0].numel() // tensor.shape[-1] if tensor.shape[0] else 1
+    most = -(-length // ranks.size)
+    rows = tensor.numel() // tensor.shape[-1]
+    for rank in range(ranks.size):
+        own = share(rows, tensor.shape[-1], rank=rank, size=ranks.size)
+        if (own.start, own.stop) != (min(length, rank * most) * inner, min(length, (rank + 1) * most) * inner):
+            return False
+    return True
+
+
+def _matrix(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """A contiguous tensor as rows of the last dimension of ``shape``."""
+    return tensor.view(-1, shape[-1] if shape else 1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice on how placements might be better chosen."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
