@@ -21,7 +21,7 @@ from isthmus.checkpoint import MemoryStorage
 from isthmus.clock import VirtualClock
 from isthmus.config import NewIsland, load_run, resolve_model, write_run
 from isthmus.demo import scene as demo
-from isthmus.island import Precision
+from isthmus.island import Layout, Precision
 from isthmus.lab import Resident, World
 from isthmus.model import build_model
 from isthmus.optim import build_optimizer
@@ -97,7 +97,7 @@ def resident(world: World, run_dir: Path, name: str, step_s: float, sink: list) 
     def step():
         set_learning_rate(optimizer, loaded, here.engine.core.progress)
         batch = texts.stream.next_batch()
-        loss = train_step(model, optimizer, precision, batch, clip_norm=train.clip_norm)
+        loss = train_step(Layout(model), optimizer, precision, batch, clip_norm=train.clip_norm)
         if here.engine.memory.step % 40 == 0:
             print(f"{name} {here.engine.memory.step} {here.engine.core.progress:.3f} {float(loss):.3f}", flush=True)
         return batch[:, 1:].numel(), texts.stream.cursor

@@ -31,7 +31,7 @@ from model_step import SHAPES
 
 import isthmus
 from isthmus.config import LoadedRun, NewIsland, load_run, resolve_model, write_run
-from isthmus.island import PRECISIONS, Precision
+from isthmus.island import PRECISIONS, Layout, Precision
 from isthmus.model import build_model, num_parameters, preset
 from isthmus.optim import OPTIMIZERS, build_optimizer
 from isthmus.session import Island
@@ -239,7 +239,9 @@ class Measured:
     def _train(self) -> tuple[torch.Tensor, int]:
         size = (self.loaded.island.island.batch_size, self.loaded.run.train.sequence_length + 1)
         batch = torch.randint(0, 256, size)
-        loss = train_step(self.model, self.optimizer, self.precision, batch, clip_norm=self.loaded.run.train.clip_norm)
+        loss = train_step(
+            Layout(self.model), self.optimizer, self.precision, batch, clip_norm=self.loaded.run.train.clip_norm
+        )
         return loss, batch[:, 1:].numel()
 
     def _tell(self, word: bytes) -> None:

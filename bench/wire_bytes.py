@@ -30,7 +30,7 @@ from isthmus.codec.blocks import BLOCK
 from isthmus.config import LoadedRun, NewIsland, load_run, resolve_model, write_run
 from isthmus.data import WindowStream, open_train
 from isthmus.fragments import Entry
-from isthmus.island import Precision
+from isthmus.island import Layout, Precision
 from isthmus.model import build_model, num_parameters, preset
 from isthmus.optim import build_optimizer
 from isthmus.session import Engine, Site, Training, cut_model
@@ -121,7 +121,7 @@ class End:
         set_learning_rate(self.optimizer, self.loaded, self.engine.core.progress)
         batch = self.stream.next_batch()
         loss = train_step(
-            self.model, self.optimizer, Precision("fp32"), batch, clip_norm=self.loaded.run.train.clip_norm
+            Layout(self.model), self.optimizer, Precision("fp32"), batch, clip_norm=self.loaded.run.train.clip_norm
         )
         self.engine.trained(tokens=batch[:, 1:].numel(), cursor=self.stream.cursor)
         return float(loss)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isthmus.checkpoint import export_safetensors
 from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, resolve_model
@@ -26,7 +26,7 @@ from isthmus.data import (
     open_train,
 )
 from isthmus.errors import ConfigError
-from isthmus.island import Precision, native_bf16
+from isthmus.island import Layout, Parallel, Precision, is_gateway, native_bf16, start_ranks, whole_state
 from isthmus.model import ModelConfig, build_model, next_token_loss
 from isthmus.observe import records
 from isthmus.observe.summary import write_summary
@@ -47,6 +47,11 @@ def run_island(run_dir: Path, name: str) -> int:
     Returns:
         The exit code: 0 when done or when asked to leave.
     """
+    with start_ranks():
+        return _run_island(run_dir, name)
+
+
+def _run_island(run_dir: Path, name: str) -> int:
     loaded = load_run(run_dir, name)
     own, run = loaded.island.island, loaded.run
     if own.threads is not None:
@@ -60,7 +65,7 @@ def run_island(run_dir: Path, name: str) -> int:
     with Island.join(
         run_dir,
         name=name,
-        model=trainer.model,
+        model=trainer.layout.model,
         optimizer=trainer.optimizer,
         data=texts.stream,
         precision=trainer.precision.name,
@@ -79,7 +84,8 @@ def run_island(run_dir: Path, name: str) -> int:
             island.settle()
             record_scores(island, texts, texts.whole.score(trainer.model), final=True)
             export(loaded, island, trainer, texts.manifest)
-    write_summary(run_dir)
+    if is_gateway():
+        write_summary(run_dir)
     return 0
 
 
@@ -92,6 +98,8 @@ class Trainer:
         self.device = pick_device(own.device)
         self.config: ModelConfig = resolve_model(loaded.run.model)
         self.model = build_model(self.config, loaded.run.run.seed).to(self.device)
+        parallel = Parallel(**loaded.island.parallel.model_dump())
+        self.layout = Layout(self.model, parallel, batch_size=own.batch_size)
         self.optimizer = build_optimizer(
             self.model,
             own.optimizer or train.optimizer,
@@ -104,20 +112,22 @@ class Trainer:
     def step(self, stream: Stream, progress: float) -> tuple[int, Tensor]:
         """Take one step on the stream's next batch; its tokens, and its mean loss in nats."""
         set_learning_rate(self.optimizer, self.loaded, progress)
-        batch = stream.next_batch().to(self.device)
+        batch = stream.next_batch()
         clip_norm = self.loaded.run.train.clip_norm
-        loss = train_step(self.model, self.optimizer, self.precision, batch, clip_norm=clip_norm)
+        loss = train_step(self.layout, self.optimizer, self.precision, batch.to(self.device), clip_norm=clip_norm)
         return batch[:, 1:].numel(), loss
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, batch: Tensor, *, clip_norm: float
+    layout: Layout, optimizer: torch.optim.Optimizer, precision: Precision, batch: Tensor, *, clip_norm: float
 ) -> Tensor:
-    """One optimizer step on ``batch``, int64 [B, S + 1]; the mean loss in nats, detached."""
-    loss = next_token_loss(precision(model, batch[:, :-1]), batch[:, 1:])
+    """One optimizer step on the whole island's ``batch``, int64 [B, S + 1]; this rank's mean loss in nats, detached."""
+    own = layout.own(batch)
+    loss = next_token_loss(precision(layout.model, own[:, :-1]), own[:, 1:])
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    layout.finish_gradients()
+    layout.clip_gradients(clip_norm)
     optimizer.step()
     return loss.detach()
 
@@ -238,8 +248,8 @@ def export(loaded: LoadedRun, island: Island, trainer: Trainer, manifest: Manife
     """
     path = loaded.own_paths.root / "model.safetensors"
     tensors = {
-        name: tensor.detach() if tensor.is_floating_point() else torch.zeros_like(tensor)
-        for name, tensor in trainer.model.state_dict().items()
+        name: tensor if tensor.is_floating_point() else torch.zeros_like(tensor)
+        for name, tensor in whole_state(trainer.model).items()
     }
     metadata = {
         "run": loaded.run.hash,
@@ -252,5 +262,7 @@ def export(loaded: LoadedRun, island: Island, trainer: Trainer, manifest: Manife
         "sequence_length": str(loaded.run.train.sequence_length),
         "tokens": str(island.run_tokens),
     }
+    if not is_gateway():
+        return
     export_safetensors(path, tensors, metadata)
     log.info("%s exported %s%s", island.name, path, " (provisional: cut off from others)" * island.provisional)

@@ -12,7 +12,7 @@ import torch
 from isthmus.checkpoint import load_exported
 from isthmus.cli.main import main
 from isthmus.config import RunPaths, load_run, resolve_model
-from isthmus.island import Precision
+from isthmus.island import Layout, Precision
 from isthmus.model import build_model
 from isthmus.observe import records
 from isthmus.optim import build_optimizer
@@ -160,7 +160,7 @@ def test_a_step_clips_gradients_and_lowers_the_loss(tmp_path: Path):
     model = build_model(resolve_model(load_run(paths.root, "solo").run.model), 0)
     optimizer = build_optimizer(model, "adamw", learning_rate=0.01, weight_decay=0.0)
     batch = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))
-    losses = [float(train_step(model, optimizer, Precision("fp32"), batch, clip_norm=0.5)) for _ in range(10)]
+    losses = [float(train_step(Layout(model), optimizer, Precision("fp32"), batch, clip_norm=0.5)) for _ in range(10)]
     assert losses[-1] < losses[0]
     norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
     assert float(norms.norm()) <= 0.5 + 1e-4

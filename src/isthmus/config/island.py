@@ -47,6 +47,14 @@ class IslandTable(Table):
     )
 
 
+class ParallelTable(Table):
+    """``[parallel]``: how the ranks of this island divide the model; ranks beyond the product are copies (DDP)."""
+
+    fsdp: int = Field(default=1, ge=1, description="Parts of all weights, by FSDP2.")
+    tp: int = Field(default=1, ge=1, description="Parts of attention and dense feed-forwards, by tensor parallelism.")
+    ep: int = Field(default=1, ge=1, description="Parts of the experts, by expert parallelism.")
+
+
 class IslandDataTable(Table):
     """``[data]``: what this island trains on."""
 
@@ -128,6 +136,7 @@ class IslandConfig(Table):
     """All of ``island.toml``."""
 
     island: IslandTable
+    parallel: ParallelTable = ParallelTable()
     data: IslandDataTable = IslandDataTable()
     link: LinkTable = LinkTable()
     checkpoint: CheckpointTable = CheckpointTable()

@@ -1,21 +1,28 @@
 """One island's inside: its ranks, how they hold the model, and the numeric precision they compute in."""
 
-from isthmus.island.held import hold, local_part, reshard
+from isthmus.island.held import hold, local_part, reshard, whole_state
+from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
-from isthmus.island.ranks import Alone, Ranks, TorchRanks, open_ranks
+from isthmus.island.process import start_ranks
+from isthmus.island.ranks import Alone, Ranks, TorchRanks, is_gateway, open_ranks
 from isthmus.island.together import at_gateway, together
 
 __all__ = [
     "PRECISIONS",
     "Alone",
+    "Layout",
+    "Parallel",
     "Precision",
     "Ranks",
     "TorchRanks",
     "at_gateway",
     "hold",
+    "is_gateway",
     "local_part",
     "native_bf16",
     "open_ranks",
     "reshard",
+    "start_ranks",
     "together",
+    "whole_state",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from isthmus.island.ranks import Ranks
+from isthmus.island.ranks import Ranks, is_gateway
 from isthmus.rows import share
 
 
@@ -68,6 +68,19 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A model's state at the gateway, every tensor whole; at the other ranks nothing. All ranks call it."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        whole = tensor.detach()
+        if isinstance(whole, DTensor):
+            with _quiet():
+                whole = whole.full_tensor()
+        if is_gateway():
+            state[name] = whole
+    return state
 
 
 class _Rows(Held):

@@ -172,10 +172,19 @@ class TorchRanks:
         return every[:rows]
 
 
+def num_ranks() -> int:
+    """How many processes torch's default process group has; 1 where there is none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_gateway() -> bool:
+    """Whether this process is the one of its island that speaks to others, writes and exports."""
+    return num_ranks() == 1 or dist.get_rank() == 0
+
+
 def open_ranks() -> Ranks:
-    """The ranks of torch's default process group if there is one of several, else this process alone."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return TorchRanks() if several else Alone()
+    """The ranks of torch's default process group if there are several, else this process alone."""
+    return TorchRanks() if num_ranks() > 1 else Alone()
 
 
 def _buffer(num_bytes: int) -> Tensor:

@@ -62,4 +62,11 @@ def _sorted(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def _filled(*groups: dict[str, Any]) -> list[dict[str, Any]]:
-    return [group for group in groups if group["params"]]
+    """Groups without empty ones; parameters that are sharded otherwise are a group of their own."""
+    found = []
+    for group in groups:
+        by_mesh: dict[object, list[Tensor]] = {}
+        for parameter in group["params"]:
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        found += [{**group, "params": members} for members in by_mesh.values()]
+    return found

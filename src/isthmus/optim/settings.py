@@ -77,6 +77,9 @@ def _is_number(value: Any) -> bool:
 
 def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
     got = f"{tuple(parameter.shape)} {parameter.dtype}"
+    if hasattr(parameter, "device_mesh"):
+        mend = 'Train with optimizer = "adamw" where weights are sharded.'
+        raise ConfigError("Shampoo does not yet train parameters that are sharded over ranks", got=got, mend=mend)
     if parameter.is_complex():
         mend = "Train its real and imaginary parts."
         raise ShapeError("Shampoo does not train complex parameters", got=got, mend=mend)

@@ -246,6 +246,8 @@ class Engine:
 
     def save(self) -> SavedInfo | None:
         """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays."""
+        if self.effects.accord is not None:  # of several ranks
+            return None
         started_s = self.effects.clock.now_s()
         try:
             info = save(self.effects.storage, self.memory.step, self.state_dict())

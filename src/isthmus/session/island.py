@@ -31,6 +31,8 @@ from isthmus.terms import Goodbye, Phase
 
 _PROVISIONAL = "the weights at the end are provisional: not every fragment was agreed with every island of the run"
 
+_NO_CHECKPOINTS = "an island of several ranks writes no checkpoints yet: started again, it adopts the others' weights"
+
 Result = Literal["done", "interrupted", "failed"]
 """How an island's part of the run ended."""
 
@@ -65,6 +67,8 @@ class Island:
         for skipped in info.skipped if info else ():
             what = f"checkpoint {skipped.name} is damaged and was passed over: {skipped.reason}"
             self.record(records.Alarm, what=what, severity="error")
+        if site.ranks.size > 1:
+            self.record(records.Alarm, what=_NO_CHECKPOINTS, severity="warning")
 
     @classmethod
     def join(
@@ -320,6 +324,12 @@ class Island:
 def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo | None]:
     try:
         found = load_latest(site.storage)
+        if found is not None and site.ranks.size > 1:
+            raise CheckpointError(
+                "an island of several ranks cannot go on from a checkpoint yet",
+                got=found[1].name,
+                mend="Go on with one process, or start in an empty directory.",
+            )
     except OSError as error:
         folder = site.loaded.own_paths.checkpoints
         raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
