@@ -10,6 +10,7 @@ IsthmusError
   LockError       another process holds this island
   ProtocolError   what a peer sent breaks the protocol (theirs, never ours)
   LinkError       the link cannot be opened or was lost for good
+  RankError       another process of the same island was lost
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class LockError(IsthmusError):
 
 class ProtocolError(IsthmusError):
     """What a peer sent breaks the protocol."""
+
+
+class RankError(IsthmusError):
+    """Another process of the same island was lost."""
 
 
 class LinkError(IsthmusError):

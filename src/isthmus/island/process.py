@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
+
+from isthmus.errors import RankError
 
 
 @contextmanager
@@ -21,5 +23,14 @@ def start_ranks() -> Iterator[None]:
     dist.init_process_group()
     try:
         yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise RankError(
+                "another rank of this island was lost, so this one ends, too",
+                got=str(error).partition("This is typically")[0].strip(),
+                mend="See what the other rank has said; torchrun --max-restarts starts all of them again.",
+            ) from error
+        raise
     finally:
-        dist.destroy_process_group()
+        with suppress(RuntimeError):
+            dist.destroy_process_group()

@@ -310,7 +310,8 @@ class Island:
         self._resumed = resumed_from is not None
         self._engine = site.open(state, resumed_from=resumed_from)
         self._waiter = Waiter(self._engine)
-        self._meter = StepMeter(self._engine, site.clock, site.training, site.loaded.island.records.every_steps)
+        every_steps = site.loaded.island.records.every_steps
+        self._meter = StepMeter(self._engine, site.clock, site.training, every_steps, site.ranks)
 
     def _wait_until_ready(self) -> None:
         self._waiter.until_ready(lambda: self._stops, resumed=self._resumed)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.clock import Clock
+from isthmus.island import Ranks
 from isthmus.observe import records
 from isthmus.session.engine import Engine
 from isthmus.session.trainee import Training
@@ -22,9 +23,11 @@ class StepMeter:
         clock: Measures.
         training: For the learning rate.
         every_steps: Steps in one record.
+        ranks: The island's, over which a loss is the mean.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, training: Training, every_steps: int) -> None:
+    def __init__(self, engine: Engine, clock: Clock, training: Training, every_steps: int, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._engine, self._clock, self._training, self._every_steps = engine, clock, training, every_steps
         self._last_s = self._clock.now_s()
         self._clear()
@@ -43,7 +46,7 @@ class StepMeter:
         self._num_steps += 1
         self._tokens += tokens
         if self._num_steps >= self._every_steps:
-            self.flush()
+            self._write(self._ranks.total(self._loss()) / self._ranks.size)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
@@ -53,10 +56,14 @@ class StepMeter:
         self._blocked_s += self._clock.now_s() - started_s
 
     def flush(self) -> None:
-        """Write down the steps that no record holds yet."""
-        if self._num_steps == 0:
-            return
-        loss = float(torch.stack(self._losses).mean()) if self._losses else float("nan")
+        """Write down the steps that no record holds yet, with this rank's loss: the others may be gone."""
+        if self._num_steps:
+            self._write(self._loss())
+
+    def _loss(self) -> float:
+        return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
+
+    def _write(self, loss: float) -> None:
         self._engine.journal.write(
             records.StepDone(
                 **self._engine.journal.stamp(),
