@@ -26,7 +26,17 @@ from isthmus.data import (
     open_train,
 )
 from isthmus.errors import ConfigError
-from isthmus.island import Layout, Parallel, Precision, is_gateway, native_bf16, start_ranks, whole_state
+from isthmus.island import (
+    Layout,
+    Parallel,
+    Precision,
+    compile_blocks,
+    is_gateway,
+    native_bf16,
+    recompute_activations,
+    start_ranks,
+    whole_state,
+)
 from isthmus.model import ModelConfig, build_model, next_token_loss
 from isthmus.observe import records
 from isthmus.observe.summary import write_summary
@@ -99,7 +109,11 @@ class Trainer:
         self.config: ModelConfig = resolve_model(loaded.run.model)
         self.model = build_model(self.config, loaded.run.run.seed).to(self.device)
         parallel = Parallel(**loaded.island.parallel.model_dump())
-        self.layout = Layout(self.model, parallel, batch_size=own.batch_size)
+        if own.recompute:
+            recompute_activations(self.model)
+        self.layout = Layout(self.model, parallel, batch_size=own.batch_size, parts=own.parts)
+        if own.compile:
+            compile_blocks(self.model)
         self.optimizer = build_optimizer(
             self.model,
             own.optimizer or train.optimizer,
@@ -113,23 +127,36 @@ class Trainer:
         """Take one step on the stream's next batch; its tokens, and its mean loss in nats."""
         set_learning_rate(self.optimizer, self.loaded, progress)
         batch = stream.next_batch()
-        clip_norm = self.loaded.run.train.clip_norm
-        loss = train_step(self.layout, self.optimizer, self.precision, batch.to(self.device), clip_norm=clip_norm)
+        clip_norm, parts = self.loaded.run.train.clip_norm, self.loaded.island.island.parts
+        own = batch.to(self.device)
+        loss = train_step(self.layout, self.optimizer, self.precision, own, clip_norm=clip_norm, parts=parts)
         return batch[:, 1:].numel(), loss
 
 
 def train_step(
-    layout: Layout, optimizer: torch.optim.Optimizer, precision: Precision, batch: Tensor, *, clip_norm: float
+    layout: Layout,
+    optimizer: torch.optim.Optimizer,
+    precision: Precision,
+    batch: Tensor,
+    *,
+    clip_norm: float,
+    parts: int = 1,
 ) -> Tensor:
-    """One optimizer step on the whole island's ``batch``, int64 [B, S + 1]; this rank's mean loss in nats, detached."""
-    own = layout.own(batch)
-    loss = next_token_loss(precision(layout.model, own[:, :-1]), own[:, 1:])
+    """One optimizer step on the whole island's ``batch``, int64 [B, S + 1]; this rank's mean loss in nats, detached.
+
+    Gradients of ``parts`` parts of it, worked on one after the other, add up to those of the whole.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    losses = []
+    for index, own in enumerate(layout.own(batch).chunk(parts)):
+        with layout.part_of_step(is_last=index == parts - 1):
+            loss = next_token_loss(precision(layout.model, own[:, :-1]), own[:, 1:]) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
     layout.finish_gradients()
     layout.clip_gradients(clip_norm)
     optimizer.step()
-    return loss.detach()
+    return torch.stack(losses).sum()
 
 
 class Texts:

@@ -25,7 +25,7 @@ def test_payloads_references_and_weights_are_bit_for_bit_those_of_one_process(ra
 @pytest.mark.parametrize(
     ("ranks", "layouts"),
     [
-        (2, ("ddp", "fsdp=2", "tp=2", "ep=2")),
+        (2, ("ddp", "ddp,parts=2", "fsdp=2,parts=4", "fsdp=2", "tp=2", "ep=2", "ep=2,parts=2")),
         (4, ("ddp", "fsdp=2", "ep=4", "tp=2,ep=2", "fsdp=2,tp=2", "fsdp=2,ep=2")),
     ],
 )

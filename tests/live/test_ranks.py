@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +89,17 @@ def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path,
     step = last_step(paths, "east")
     until(lambda: last_step(paths, "east") > step + 50, "steps alone", east)
     assert [change.up for change in records_of(paths, "east", records.PeerChange)][-1] is False
+
+
+def test_sigterm_lets_all_ranks_leave_at_one_step(tmp_path: Path, start: Callable[..., Child]):
+    paths = run_of_two(tmp_path / "run", tokens=10_000_000)
+    west = start(*ranks(paths, "west"))
+    until(lambda: last_step(paths, "west") > 20, "steps", west)
+    west.signal(signal.SIGTERM)
+    west.ends()
+    (finished,) = records_of(paths, "west", records.Finished)
+    assert (finished.reason, finished.detail) == ("interrupted", "SIGTERM")
+    assert "Traceback" not in west.said().partition("torch/distributed/elastic")[0]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,21 @@ import torch
 from isthmus.checkpoint import load_exported
 from isthmus.cli.main import main
 from isthmus.config import RunPaths, load_run, resolve_model
+from isthmus.errors import ConfigError
 from isthmus.island import Layout, Precision
 from isthmus.model import build_model
 from isthmus.observe import records
 from isthmus.optim import build_optimizer
-from isthmus.train import base_learning_rate, pick_device, pick_precision, set_learning_rate, train_spec, train_step
+from isthmus.train import (
+    Trainer,
+    base_learning_rate,
+    open_stream,
+    pick_device,
+    pick_precision,
+    set_learning_rate,
+    train_spec,
+    train_step,
+)
 from small_runs import change_file, children, last_step, records_of, trainer, until, write_text_run
 
 TOKENS_PER_STEP = 2 * 32
@@ -164,6 +174,45 @@ def test_a_step_clips_gradients_and_lowers_the_loss(tmp_path: Path):
     assert losses[-1] < losses[0]
     norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
     assert float(norms.norm()) <= 0.5 + 1e-4
+
+
+def train_once(paths: RunPaths, *changes: tuple[str, str]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of some steps by the bundled trainer, under changed settings of the island."""
+    settings = paths.island("solo").config
+    kept = settings.read_text()
+    change_file(settings, *changes)
+    loaded = load_run(paths.root, "solo")
+    settings.write_text(kept)
+    trainer_, stream = Trainer(loaded), open_stream(loaded)
+    losses = [float(trainer_.step(stream, 0.5)[1]) for _ in range(4)]
+    return losses, dict(trainer_.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("parts = 1", "parts = 2"),),
+        (("recompute = false", "recompute = true"),),
+        pytest.param(
+            (("compile = false", "compile = true"),),
+            marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore")],  # torch's own, of its compiler
+        ),
+    ],
+    ids=["parts", "recompute", "compile"],
+)
+def test_however_a_step_is_computed_it_is_the_same_step(tmp_path: Path, changes: tuple[tuple[str, str], ...]):
+    paths = write_text_run(tmp_path / "run", "solo", tokens=10_000)
+    losses, weights = train_once(paths)
+    again, same = train_once(paths, *changes)
+    torch.testing.assert_close(again, losses, rtol=0, atol=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(same[name], weight, rtol=1e-3, atol=2e-4)
+
+
+def test_sequences_that_cannot_be_divided_into_parts_are_refused(tmp_path: Path):
+    paths = write_text_run(tmp_path / "run", "solo", tokens=10_000, island={"parts": 3})
+    with pytest.raises(ConfigError, match="a batch of 2 sequences cannot be divided among 1 ranks and into 3 parts"):
+        Trainer(load_run(paths.root, "solo"))
 
 
 def test_parts_of_the_text_are_as_the_roster_or_the_shares_say(tmp_path: Path):

@@ -21,6 +21,13 @@ class IslandTable(Table):
 
     name: IslandName = Field(description="Its name in the roster.")
     batch_size: int = Field(ge=1, description="Sequences a step; islands may differ, and weigh by their tokens.")
+    parts: int = Field(
+        default=1, ge=1, description="A step's sequences are worked on in so many parts, one after the other."
+    )
+    recompute: bool = Field(
+        default=False, description="Keep fewer activations, and compute them again in backward (the bundled model)."
+    )
+    compile: bool = Field(default=False, description="Let torch.compile make the kernels (the bundled model).")
     precision: Literal["auto", "fp32", "bf16-autocast", "bf16-weights"] = Field(
         default="auto",
         description='"auto": bf16 autocast where the device multiplies bf16 natively, else fp32.',

@@ -1,5 +1,6 @@
 """One island's inside: its ranks, how they hold the model, and the numeric precision they compute in."""
 
+from isthmus.island.blocks import compile_blocks, recompute_activations
 from isthmus.island.held import hold, local_part, reshard, whole_state
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
@@ -16,11 +17,13 @@ __all__ = [
     "Ranks",
     "TorchRanks",
     "at_gateway",
+    "compile_blocks",
     "hold",
     "is_gateway",
     "local_part",
     "native_bf16",
     "open_ranks",
+    "recompute_activations",
     "reshard",
     "start_ranks",
     "together",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from isthmus.errors import ConfigError
+from isthmus.island.blocks import blocks_of
 from isthmus.island.expert_parallel import divide_experts
 from isthmus.island.held import local_part
 from isthmus.island.ranks import num_ranks
-from isthmus.model.decoder import Block
 from isthmus.model.experts import Experts, Router
 from isthmus.model.layers import Attention, SwiGLU
 
@@ -66,14 +67,17 @@ class Layout:
         model: The bundled model, alike on every rank, on its device; changed in place.
         parallel: How.
         batch_size: Sequences of a step of the whole island, to be checked.
+        parts: Into how many parts each rank divides its sequences, to be checked.
 
     Raises:
         ConfigError: The ranks, the model or the batch cannot be divided so; all reasons at once.
     """
 
-    def __init__(self, model: nn.Module, parallel: Parallel = _WHOLE, *, batch_size: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, parallel: Parallel = _WHOLE, *, batch_size: int | None = None, parts: int = 1
+    ) -> None:
         world = num_ranks()
-        problems = [*_problems(model, parallel, world=world, batch_size=batch_size)]
+        problems = [*_problems(model, parallel, world=world, batch_size=batch_size, parts=parts)]
         if problems:
             raise ConfigError("; ".join(problems), got=f"[parallel] {parallel} at {world} ranks")
         self.model, self._module, self._parallel, self._size = model, model, parallel, world
@@ -87,6 +91,16 @@ class Layout:
         """The sequences of a batch that this rank works on."""
         size = len(batch) // self.batches
         return batch[self.batch_index * size : (self.batch_index + 1) * size]
+
+    @contextmanager
+    def part_of_step(self, *, is_last: bool) -> Iterator[None]:
+        """Around a forward and backward; only those of a step's last part exchange gradients between ranks."""
+        with ExitStack() as stack:
+            if isinstance(self.model, nn.parallel.DistributedDataParallel) and not is_last:
+                stack.enter_context(self.model.no_sync())
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(is_last)
+            yield
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
@@ -149,7 +163,7 @@ class Layout:
         outer, inner = (self._outer["shard"], self._inner["fsdp"])
         if self._whole_copies > 1:
             outer, inner = self._outer["ddp", "shard"], self._inner["ddp", "fsdp"]
-        for block in _of(self._module, Block):
+        for block in blocks_of(self._module):
             if self._parallel.ep > 1:
                 for module in _of(block, Experts):
                     fully_shard(module, mesh=inner)
@@ -182,13 +196,14 @@ class Layout:
         return self._size / parts
 
 
-def _problems(model: nn.Module, parallel: Parallel, *, world: int, batch_size: int | None) -> Iterator[str]:
+def _problems(model: nn.Module, parallel: Parallel, *, world: int, batch_size: int | None, parts: int) -> Iterator[str]:
     if world % parallel.ranks:
         yield f"{world} ranks are no multiple of fsdp x tp x ep = {parallel.ranks}"
         return
     batches = world // parallel.tp
-    if batch_size is not None and batch_size % batches:
-        yield f"a batch of {batch_size} sequences cannot be divided among {batches} ranks"
+    if batch_size is not None and batch_size % (batches * parts):
+        so = f" and into {parts} parts at each" if parts > 1 else ""
+        yield f"a batch of {batch_size} sequences cannot be divided among {batches} ranks{so}"
     experts = _of(model, Experts)
     if parallel.ep > 1 and not experts:
         yield "a dense model has no experts to divide: ep must be 1"

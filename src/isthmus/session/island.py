@@ -89,6 +89,9 @@ class Island:
         Weights, optimizer, data cursor and random numbers go on from the island's newest checkpoint, if it has one. An
         island without one that finds the run under way takes over the run's weights first.
 
+        Where torch's default process group has several ranks, all of them call it, and everything else here, alike:
+        each with its model, sharded in any way or a copy. Rank 0 is the island to others.
+
         Args:
             run_dir: The run directory, with ``run.toml``, ``roster.toml`` and ``islands/NAME``.
             name: The island's name in the roster.
@@ -171,7 +174,8 @@ class Island:
 
         Args:
             tokens: Tokens of this step, over all of the island.
-            loss: Its mean loss in nats, for the records; a tensor is read only when a record is written.
+            loss: Its mean loss in nats, for the records, where there are several ranks this one's; a tensor is read
+                only when a record is written.
         """
         whole = _whole_tokens(tokens)
         with self._meter.measure(tokens=whole, loss=loss):
