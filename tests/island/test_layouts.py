@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.observe import records
+from small_runs import records_of, write_small_run
 from torchrun import torchrun
 
 pytestmark = pytest.mark.slow
@@ -31,3 +33,14 @@ def test_payloads_references_and_weights_are_bit_for_bit_those_of_one_process(ra
 )
 def test_losses_and_weights_are_those_of_one_process(ranks: int, layouts: Sequence[str]) -> None:
     torchrun(ranks, HERE / "losses.py", *layouts)
+
+
+@pytest.mark.parametrize("way", ["join", "attach"])
+def test_a_loop_of_ones_own_is_an_island_of_several_ranks(tmp_path: Path, way: str) -> None:
+    paths = write_small_run(tmp_path / "run", "solo", tokens=120 * 10)
+    torchrun(2, HERE / "own_loop.py", str(paths.root), way)
+    (finished,) = records_of(paths, "solo", records.Finished)
+    assert (finished.reason, finished.provisional) == ("done", False)
+    steps = records_of(paths, "solo", records.StepDone)
+    assert [record.step for record in steps] == list(range(1, 121))
+    assert len(records_of(paths, "solo", records.Departure)) == 2 * 120 // 8
