@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -42,6 +43,16 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return loss.detach()
 
 
+@torch.no_grad()
+def computes_with_its_weights(model: nn.Module) -> None:
+    """What FSDP made whole for a forward must not outlive a change of the shards."""
+    first, _, last = model
+    whole = [(each.weight.full_tensor().bfloat16(), each.bias.full_tensor().bfloat16()) for each in (first, last)]
+    x = torch.ones(1, 6)
+    wanted = F.linear(F.linear(x.bfloat16(), *whole[0]).tanh(), *whole[1])
+    torch.testing.assert_close(model(x), wanted, rtol=0, atol=0)
+
+
 def main(run_dir: Path, way: str) -> None:
     dist.init_process_group("gloo")
     model = model_of(dist.get_rank())
@@ -53,8 +64,9 @@ def main(run_dir: Path, way: str) -> None:
                 losses.append(float(train_step(model, optimizer)))
                 island.step(tokens=TOKENS, loss=torch.tensor(losses[-1]))
                 if len(losses) % 20 == 0:
-                    with island.evaluating(), torch.no_grad():
-                        model(torch.zeros(1, 6))  # leaves the root's weights whole
+                    with island.evaluating():
+                        computes_with_its_weights(model)
+                    computes_with_its_weights(model)
             island.settle()
             slow = island.digest
     else:

