@@ -58,7 +58,7 @@ def write_small_run(
         "run": {"name": "small", "token_budget": tokens},
         "model": model,
         "mixing": {"window_steps": 8, "fragments": 2, "flight_steps": 2},
-        "train": {"sequence_length": 32},
+        "train": {"sequence_length": 32, "learning_rate": 8e-3},
     }
     own = {
         "island": {"batch_size": 2, "precision": "fp32", "device": "cpu", "threads": 1},

@@ -137,7 +137,11 @@ class TrainTable(Table):
         default="shampoo", description='"shampoo", "adamw" or "muon"; an island may have another, and another rate.'
     )
     refresh_steps: int = Field(default=10, ge=1, description="Steps between two refreshes of Shampoo's eigenbases.")
-    learning_rate: float = Field(default=8e-3, gt=0, description="The peak; its course follows the run's tokens.")
+    learning_rate: float = Field(
+        default=1.6e-2,
+        gt=0,
+        description="The peak; its course follows the run's tokens. Larger models want less.",
+    )
     warmup_share: float = Field(default=0.02, ge=0, lt=1, description="The share of the budget until the peak.")
     final_lr_share: float = Field(default=0.1, ge=0, le=1, description="What is left of the peak at the end.")
     weight_decay: float = Field(default=0.1, ge=0, description="Decoupled, per step, times the learning rate.")
