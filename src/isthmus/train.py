@@ -57,12 +57,13 @@ def run_island(run_dir: Path, name: str) -> int:
     Returns:
         The exit code: 0 when done or when asked to leave.
     """
-    with start_ranks():
-        return _run_island(run_dir, name)
-
-
-def _run_island(run_dir: Path, name: str) -> int:
     loaded = load_run(run_dir, name)
+    with start_ranks(loaded.island.island.device):
+        return _run_island(run_dir, loaded)
+
+
+def _run_island(run_dir: Path, loaded: LoadedRun) -> int:
+    name = loaded.member.name
     own, run = loaded.island.island, loaded.run
     if own.threads is not None:
         torch.set_num_threads(own.threads)
@@ -109,6 +110,13 @@ class Trainer:
         self.config: ModelConfig = resolve_model(loaded.run.model)
         self.model = build_model(self.config, loaded.run.run.seed).to(self.device)
         parallel = Parallel(**loaded.island.parallel.model_dump())
+        self.precision = Precision(pick_precision(own.precision, self.device))
+        if self.precision.name == "bf16-weights" and parallel.fsdp > 1:
+            raise ConfigError(
+                "the precision bf16-weights cannot be computed on weights that FSDP divides",
+                got=f"parallel.fsdp = {parallel.fsdp}",
+                mend='Set island.precision = "bf16-autocast", or parallel.fsdp = 1.',
+            )
         if own.recompute:
             recompute_activations(self.model)
         self.layout = Layout(self.model, parallel, batch_size=own.batch_size, parts=own.parts)
@@ -121,7 +129,6 @@ class Trainer:
             weight_decay=train.weight_decay,
             refresh_steps=train.refresh_steps,
         )
-        self.precision = Precision(pick_precision(own.precision, self.device))
 
     def step(self, stream: Stream, progress: float) -> tuple[int, Tensor]:
         """Take one step on the stream's next batch; its tokens, and its mean loss in nats."""

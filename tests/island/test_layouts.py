@@ -44,3 +44,8 @@ def test_a_loop_of_ones_own_is_an_island_of_several_ranks(tmp_path: Path, way: s
     steps = records_of(paths, "solo", records.StepDone)
     assert [record.step for record in steps] == list(range(1, 121))
     assert len(records_of(paths, "solo", records.Departure)) >= 2 * 120 // 8
+
+
+def test_ranks_that_do_not_belong_together_are_told_so_alike(tmp_path: Path) -> None:
+    paths = write_small_run(tmp_path / "run", "solo", tokens=10_000)
+    torchrun(2, HERE / "refusals.py", str(paths.root))

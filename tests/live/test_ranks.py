@@ -65,6 +65,8 @@ def test_two_sites_with_other_layouts_precisions_and_batches_train_one_model(tmp
     assert_one_model(paths)
     meetings = [records_of(paths, name, records.Meeting) for name in ("west", "east")]
     assert all(len(each) > 4 for each in meetings)
+    (joined,) = records_of(paths, "west", records.Joined)
+    assert joined.waited_s < 60
     losses = [record.loss_nats for record in records_of(paths, "west", records.StepDone)]
     assert losses[-1] < losses[0] - 0.5
 

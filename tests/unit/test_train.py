@@ -215,6 +215,13 @@ def test_sequences_that_cannot_be_divided_into_parts_are_refused(tmp_path: Path)
         Trainer(load_run(paths.root, "solo"))
 
 
+def test_weights_rounded_to_bf16_are_refused_where_fsdp_divides_them(tmp_path: Path):
+    own = {"island": {"precision": "bf16-weights"}, "parallel": {"fsdp": 2}}
+    paths = write_text_run(tmp_path / "run", "solo", tokens=10_000, **own)
+    with pytest.raises(ConfigError, match="bf16-weights cannot be computed on weights that FSDP divides"):
+        Trainer(load_run(paths.root, "solo"))
+
+
 def test_parts_of_the_text_are_as_the_roster_or_the_shares_say(tmp_path: Path):
     paths = write_text_run(tmp_path / "run", "us-east", "asia", tokens=1000)
     specs = [train_spec(load_run(paths.root, name), None, tmp_path) for name in ("us-east", "asia")]

@@ -6,6 +6,7 @@ What a layout (FSDP2, tensor or expert parallel, DDP, one process) makes of a pa
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from isthmus.island.ranks import Ranks, is_gateway
+from isthmus.island.ranks import Ranks, is_gateway, num_ranks
 from isthmus.rows import share
 
 
@@ -25,11 +26,13 @@ class Held(ABC):
     Attributes:
         local: What this rank holds of it; the memory that the model computes with.
         row_length: n.
+        is_copy: Whether all ranks hold the same.
         in_place: This rank's rows [k, n] where they are that memory; None where they must be fetched.
     """
 
     local: Tensor
     row_length: int
+    is_copy = False
     in_place: Tensor | None = None
 
     @abstractmethod
@@ -78,8 +81,8 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(whole, DTensor):
             with _quiet():
                 whole = whole.full_tensor()
-        if is_gateway():
-            state[name] = whole
+        if is_gateway():  # one whole tensor at a time on the device
+            state[name] = whole if num_ranks() == 1 else whole.cpu()
     return state
 
 
@@ -101,6 +104,8 @@ class _Rows(Held):
 class _Whole(Held):
     """A plain tensor, of which all ranks hold the same."""
 
+    is_copy = True
+
     def __init__(self, tensor: Tensor, ranks: Ranks) -> None:
         self.local, self._ranks = tensor, ranks
         self._matrix = _matrix(tensor, tensor.shape)
@@ -117,7 +122,9 @@ class _Whole(Held):
 
 
 class _Strided(Held):
-    """A plain tensor whose rows do not lie end to end."""
+    """A plain tensor whose rows do not lie end to end; all ranks hold the same."""
+
+    is_copy = True
 
     def __init__(self, tensor: Tensor, ranks: Ranks) -> None:
         self.local, self._ranks = tensor, ranks
@@ -158,7 +165,7 @@ def _lies_by_rows(tensor: DTensor, ranks: Ranks) -> bool:
         return ranks.size == 1
     if not tensor.to_local().is_contiguous():
         raise AssertionError("a shard of a parameter is not contiguous")
-    length, inner = tensor.shape[0], tensor[0].numel() // tensor.shape[-1] if tensor.shape[0] else 1
+    length, inner = tensor.shape[0], math.prod(tensor.shape[1:-1])
     most = -(-length // ranks.size)
     rows = tensor.numel() // tensor.shape[-1]
     for rank in range(ranks.size):

@@ -9,18 +9,25 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from isthmus.errors import RankError
+from isthmus.errors import ConfigError, RankError
 
 
 @contextmanager
-def start_ranks() -> Iterator[None]:
-    """Join torch's default process group for the duration if torchrun started several ranks, each with its device."""
+def start_ranks(device: str) -> Iterator[None]:
+    """Join torch's default process group for the duration if torchrun started several ranks, each with its device.
+
+    Args:
+        device: What the island's file says: ``"auto"``, or the name of a kind of device.
+
+    Raises:
+        ConfigError: The ranks of this machine cannot have a device each.
+        RankError: Another rank was lost meanwhile.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    if torch.accelerator.is_available():
-        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group()
+    backend = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend)
     try:
         yield
     except RuntimeError as error:
@@ -34,3 +41,21 @@ def start_ranks() -> Iterator[None]:
     finally:
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def _take_device(device: str, local_rank: int) -> str | None:
+    """Take the device that is this rank's; the backend to use, or None for that of the accelerator."""
+    kind, _, index = device.partition(":")
+    if index:
+        what = "island.device names one device for several ranks"
+        raise ConfigError(what, got=repr(device), mend=f'Set it to "auto" or {kind!r}: each rank then has its own.')
+    if kind == "cpu" or not torch.accelerator.is_available():
+        return "gloo"
+    if local_rank >= torch.accelerator.device_count():
+        raise ConfigError(
+            "there are more ranks on this machine than devices",
+            got=f"local rank {local_rank} and {torch.accelerator.device_count()} devices",
+            mend="Start as many ranks as there are devices (torchrun --nproc-per-node).",
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return None

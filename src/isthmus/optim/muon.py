@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.optim.groups import OptimizerSettings, shampoo_groups
-from isthmus.optim.settings import split
+from isthmus.optim.settings import require_whole, split
 
 
 def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -82,6 +82,8 @@ class Muon(torch.optim.Optimizer):
 
 def _build(group: dict[str, Any]) -> _Inner:
     as_matrices, rest = split(group)
+    for parameter in as_matrices:
+        require_whole(parameter, "Muon")
     inner: _Inner = []
     if as_matrices:
         parts = [(p, [*p.detach()] if p.ndim == 3 else [p.detach()]) for p in as_matrices]

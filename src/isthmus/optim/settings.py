@@ -70,6 +70,20 @@ def check_gradients(parameters: Sequence[Tensor]) -> None:
             )
 
 
+def require_whole(parameter: Tensor, optimizer: str) -> None:
+    """Refuse a parameter that is sharded over ranks.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if hasattr(parameter, "device_mesh"):
+        raise ConfigError(
+            f"{optimizer} does not yet train parameters that are sharded over ranks",
+            got=f"a parameter {tuple(parameter.shape)} on {parameter.device_mesh}",
+            mend='Train with optimizer = "adamw" where weights are sharded.',
+        )
+
+
 def _is_number(value: Any) -> bool:
     """Also a tensor of one element, as a learning rate may be."""
     return isinstance(value, float | int | Tensor) and math.isfinite(value)
@@ -77,9 +91,7 @@ def _is_number(value: Any) -> bool:
 
 def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
     got = f"{tuple(parameter.shape)} {parameter.dtype}"
-    if hasattr(parameter, "device_mesh"):
-        mend = 'Train with optimizer = "adamw" where weights are sharded.'
-        raise ConfigError("Shampoo does not yet train parameters that are sharded over ranks", got=got, mend=mend)
+    require_whole(parameter, "Shampoo")
     if parameter.is_complex():
         mend = "Train its real and imaginary parts."
         raise ShapeError("Shampoo does not train complex parameters", got=got, mend=mend)

@@ -13,7 +13,7 @@ class Accord:
     """Agreed on in ``exchange``, which all ranks call; between two of them nothing changes.
 
     All ranks decide by the same rules, and so alike, from the same memory, events and time. That they did is checked
-    with every exchange: one number tells what each has decided so far.
+    with every exchange: one number tells what each has counted and decided so far.
 
     Args:
         ranks: The island's.
@@ -22,8 +22,8 @@ class Accord:
 
     def __init__(self, ranks: Ranks, clock: Clock) -> None:
         self._ranks, self._clock = ranks, clock
-        self._now_s = 0.0
         self._decided = 0
+        (self._now_s,) = ranks.largest(self._own_s())
         self._wants_to_stop = self._stops = False
 
     def now_s(self) -> float:
@@ -49,14 +49,17 @@ class Accord:
         Raises:
             IsthmusError: The ranks have not decided alike.
         """
-        own_s = self._clock.now_s() if self._ranks.rank == 0 else 0.0
         num_bytes = len(message) if self._ranks.rank == 0 else 0
         stop, decided = float(self._wants_to_stop), float(self._decided)
-        size, self._now_s, stops, most, least = self._ranks.largest(num_bytes, own_s, stop, decided, -decided)
+        size, self._now_s, stops, most, least = self._ranks.largest(num_bytes, self._own_s(), stop, decided, -decided)
         if most != -least:
             raise IsthmusError(
                 "the ranks of this island have not decided alike",
-                mend="Start all from the same files and the same version; otherwise this is a fault of isthmus.",
+                mend="Every rank must give step() the tokens of the whole island, and data whose cursor counts for all "
+                "ranks alike; otherwise this is a fault of isthmus.",
             )
         self._stops = bool(stops)
         return self._ranks.share(message, int(size)) if size else b""
+
+    def _own_s(self) -> float:
+        return self._clock.now_s() if self._ranks.rank == 0 else 0.0

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from isthmus.island import Ranks, local_part
 from isthmus.session.island import Island
 
 log = logging.getLogger("isthmus")
@@ -57,7 +58,7 @@ class Attachment:
         self.island.__exit__(kind, error, trace)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._rehearsal = _is_rehearsal(optimizer)
+        self._rehearsal = _is_rehearsal(optimizer, self.island.ranks)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._rehearsal or self._ended:
@@ -102,9 +103,10 @@ def attach(
     return Attachment(island, optimizer, tokens_per_step)
 
 
-def _is_rehearsal(optimizer: torch.optim.Optimizer) -> bool:
+def _is_rehearsal(optimizer: torch.optim.Optimizer, ranks: Ranks) -> bool:
     """Whether this step only makes an optimizer's state: it has none yet, its rates are 0, and so are all gradients."""
     if optimizer.state or any(float(group["lr"]) != 0.0 for group in optimizer.param_groups):
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return not any(bool(grad.any()) for grad in grads)
+    (moves,) = ranks.largest(float(any(bool(local_part(grad).any()) for grad in grads)))
+    return not moves

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
 
-from isthmus.fragments import canonical_name, cut, entries_of, layout_digest, layout_lines, tensors_of
+from isthmus.errors import ShapeError
+from isthmus.fragments import (
+    canonical_name,
+    cut,
+    entries_of,
+    first_difference,
+    layout_digest,
+    layout_lines,
+    tensors_of,
+)
 from isthmus.island import Ranks, reshard
 from isthmus.session.slow import SlowState
 
@@ -42,9 +51,11 @@ def cut_model(
         ranks: The island's; all of them make the call.
 
     Raises:
-        ShapeError: A parameter cannot be mixed, with the reason.
+        ShapeError: A parameter cannot be mixed, with the reason; or the ranks have built different models.
     """
     entries = entries_of(model)
+    if ranks is not None:
+        _require_same_layout(ranks.collect("\n".join(layout_lines(entries)).encode()))
     tensors = tensors_of(model)
     own = {canonical_name(name): tensor for name, tensor in (masters or {}).items()}
     fast = {name: own.get(name, tensor) for name, tensor in tensors.items()}
@@ -60,3 +71,15 @@ def cut_model(
         settle=partial(reshard, model),
     )
     return Cut(slow, layout_digest(entries), layout_lines(entries))
+
+
+def _require_same_layout(told: Sequence[bytes]) -> None:
+    """Refuse ranks whose models have other tensors than rank 0's."""
+    for rank, lines in enumerate(told):
+        difference = first_difference(lines.decode().split("\n"), told[0].decode().split("\n"))
+        if difference is not None:
+            raise ShapeError(
+                f"rank {rank} of this island has built another model than rank 0",
+                got=difference.replace("this island's", "its").replace("the other island's", "rank 0's"),
+                mend="Every rank builds the whole model, and divides it as DTensors; pipeline stages cannot be joined.",
+            )

@@ -175,6 +175,8 @@ class Engine:
         """
         self.slow.check_place()
         self.core.trained(tokens=tokens, cursor=cursor)
+        if self.effects.accord is not None:
+            self.effects.accord.decided(msgspec.msgpack.encode((tokens, cursor)))
         now_s = self.effects.clock.now_s()
         if self._stepped_at_s is not None:
             self._steps_s.append(now_s - self._stepped_at_s)

@@ -6,6 +6,7 @@ at once, and pushed back to where the model computes with them; every rank does 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -44,6 +45,9 @@ class FastWeights:
         self._owners = dict(tensors)
         self._held = {name: hold(tensor, ranks) for name, tensor in tensors.items()}
         self._mirrors = {name: hold(tensor, ranks).local for name, tensor in mirrors.items()}
+        for name, mirror in self._mirrors.items():
+            _require_alike(name, mirror, self._held[name].local)
+        _require_copies({name: held.local for name, held in self._held.items() if held.is_copy}, ranks)
         self._rows = {name: held.in_place for name, held in self._held.items() if held.in_place is not None}
 
     @property
@@ -153,6 +157,34 @@ class FastWeights:
 def _divided(rows: Tensor, piece: Piece) -> list[Tensor]:
     """Views of a matrix, one for each of the piece's tensors."""
     return list(rows.split_with_sizes([span.rows for span in piece.spans]))
+
+
+def _require_copies(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Refuse tensors that should be the same at all ranks and are not."""
+    if ranks.size == 1:
+        return
+    digests = [hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest() for tensor in tensors.values()]
+    told = ranks.collect(b"".join(digests))
+    for place, name in enumerate(tensors):
+        part = slice(32 * place, 32 * (place + 1))
+        differ = [rank for rank, each in enumerate(told) if each[part] != told[0][part]]
+        if differ:
+            raise ShapeError(
+                f"'{name}' is a plain tensor, but not the same at all ranks of the island",
+                got=f"other values than rank 0's at ranks {differ}",
+                wanted="copies, or DTensors that say how they are divided",
+                mend="Begin with one seed at all ranks, and divide weights by fully_shard or as DTensors.",
+            )
+
+
+def _require_alike(name: str, mirror: Tensor, master: Tensor) -> None:
+    if mirror.shape != master.shape:
+        raise ShapeError(
+            f"the fp32 master of '{name}' is not divided among ranks as the parameter is",
+            got=tuple(master.shape),
+            wanted=f"{tuple(mirror.shape)} at this rank",
+            mend="Make masters of the parameters that are sharded already: parameter.detach().float().",
+        )
 
 
 def _require_fp32(name: str, tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ from isthmus.checkpoint import IslandLock, LoadedInfo, load_latest
 from isthmus.clock import SystemClock
 from isthmus.config import LoadedRun, load_run
 from isthmus.errors import CheckpointError, ConfigError
-from isthmus.island import at_gateway, open_ranks, together
+from isthmus.island import Ranks, at_gateway, open_ranks, together
 from isthmus.observe import records
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
@@ -90,7 +90,8 @@ class Island:
         island without one that finds the run under way takes over the run's weights first.
 
         Where torch's default process group has several ranks, all of them call it, and everything else here, alike:
-        each with its model, sharded in any way or a copy. Rank 0 is the island to others.
+        each with its model: parameters are DTensors, sharded in any way, or whole and the same at all ranks. Rank 0 is
+        the island to others.
 
         Args:
             run_dir: The run directory, with ``run.toml``, ``roster.toml`` and ``islands/NAME``.
@@ -138,6 +139,11 @@ class Island:
     def engine(self) -> Engine:
         """The engine of the current incarnation."""
         return self._engine
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that the island is made of."""
+        return self._site.ranks
 
     @property
     def name(self) -> str:
@@ -209,7 +215,7 @@ class Island:
         self._site.accord.request_stop()
 
     def save(self) -> None:
-        """Write a checkpoint now."""
+        """Write a checkpoint now; an island of several ranks writes none yet."""
         self.engine.save()
 
     def state_dict(self) -> dict[str, Any]:
@@ -278,7 +284,8 @@ class Island:
             self.close("done")
         else:
             self.save()
-            self.close("interrupted", detail=self._stop_reason or "the loop ended before the run's token budget")
+            asked = "another rank was asked to stop" if self._stops else "the loop ended before the run's token budget"
+            self.close("interrupted", detail=self._stop_reason or asked)
 
     @property
     def provisional(self) -> bool:

@@ -119,12 +119,12 @@ class SharedLink:
             self._link.close(timeout_s=timeout_s)
 
     def _apart(self, event: LinkEvent) -> LinkEvent:
-        """A publication with this rank's share of its payload; with none if the whole does not fit its header."""
+        """A publication with this rank's share of its payload, or with what is refused if the whole does not fit."""
         if not isinstance(event, PublicationReceived):
             return event
         header = event.signed.header
         fits = event.payload.nbytes > 0 if self._link is None else self._shares.fits(header, event.payload)
-        share_ = self._shares.scatter(header, event.payload) if fits else memoryview(b"")
+        share_ = self._shares.scatter(header, event.payload) if fits else _UNFIT
         return msgspec.structs.replace(event, payload=share_)
 
     def _room(self, num_bytes: int) -> memoryview:
@@ -151,6 +151,9 @@ def _places(entries: Sequence[Entry], whole: Sequence[Slice], rank: int, size: i
 def _length(places: Sequence[slice]) -> int:
     return sum(place.stop - place.start for place in places)
 
+
+_UNFIT = memoryview(b"?")
+"""In place of a share of a payload that does not fit its header: no share is one byte long, so it is refused."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[LinkEvent])

@@ -46,7 +46,10 @@ class StepMeter:
         self._num_steps += 1
         self._tokens += tokens
         if self._num_steps >= self._every_steps:
-            self._write(self._ranks.total(self._loss()) / self._ranks.size)
+            has_loss = bool(self._losses)
+            told = self._ranks.total(float(has_loss))
+            total = self._ranks.total(self._loss() if has_loss else 0.0)
+            self._write(total / told if told else float("nan"))
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
