@@ -131,9 +131,14 @@ class Trainer:
         )
 
     def step(self, stream: Stream, progress: float) -> tuple[int, Tensor]:
-        """Take one step on the stream's next batch; its tokens, and its mean loss in nats."""
-        set_learning_rate(self.optimizer, self.loaded, progress)
+        """Take one step on the stream's next batch; its tokens, and its mean loss in nats.
+
+        The learning rate is that of the progress after it: a first step at a rate of 0 would be lost, and a router,
+        which tells by its weights that a step has passed, would not see it.
+        """
         batch = stream.next_batch()
+        done = progress + batch[:, 1:].numel() / self.loaded.run.run.token_budget
+        set_learning_rate(self.optimizer, self.loaded, done)
         clip_norm, parts = self.loaded.run.train.clip_norm, self.loaded.island.island.parts
         own = batch.to(self.device)
         loss = train_step(self.layout, self.optimizer, self.precision, own, clip_norm=clip_norm, parts=parts)

@@ -169,8 +169,10 @@ def test_an_island_with_another_model_is_told_the_first_parameter_that_differs()
     world = SmallWorld("ab", SETTINGS, toy=lambda name: Wider() if name == "b" else Toy()).start("a")
     world.run_to_step("a", 10)
     world.start("b")
+    engine = world["b"].engine
+    engine.effects = dataclasses.replace(engine.effects, clock=TickingClock(world))
     with pytest.raises(ShapeError, match=r"another island trains another model.*layers\.0\.weight 7x6"):
-        Waiter(world["b"].engine, TickingClock(world)).until_ready(lambda: False, resumed=False)
+        Waiter(engine).until_ready(lambda: False, resumed=False)
 
 
 def test_a_healthy_island_only_raises_an_alarm_about_another_model_and_trains_on():

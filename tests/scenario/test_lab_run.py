@@ -92,6 +92,16 @@ def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_run(tmp_path: Path, 
         assert starts[1].resumed_from is not None
 
 
+def test_a_run_that_is_stopped_after_its_first_step_is_the_same_run(tmp_path: Path) -> None:
+    cell = cell_of(write_study(tmp_path, tokens=2000), "one")
+    whole = finish(cell, tmp_path / "whole", tmp_path / "cache")
+    first = LabRun(cell, tmp_path / "parts", tmp_path / "cache", tick_s=0.0)
+    assert first.run(lambda: first.tokens > 0, lambda progress: None) is None
+    row = LabRun(cell, tmp_path / "parts", tmp_path / "cache").run(lambda: False, lambda progress: None)
+    assert row is not None
+    assert without_times(row) == without_times(whole)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_snapshot_whatever_it_wrote_after_it(tmp_path: Path) -> None:
     cell = cell_of(write_study(tmp_path), "two")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -112,8 +111,7 @@ class Island:
             LinkError: The link cannot be opened.
         """
         ranks = open_ranks()
-        loaded = together(ranks, lambda: load_run(Path(run_dir), name))
-        together(ranks, partial(_require_same_files, loaded, ranks.collect(files_digest(loaded))))
+        loaded = _read_files(ranks, Path(run_dir), name)
         mixing = loaded.run.mixing
         cut = cut_model(
             model,
@@ -126,11 +124,7 @@ class Island:
         training = Training(model, optimizer, data)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
         island = cls(site)
-        try:
-            island._wait_until_ready()
-        except BaseException as error:
-            island.close("failed", detail=str(error))
-            raise
+        island._get_ready()
         return island
 
     # -- what a loop needs ---------------------------------------------------------------------------------------------
@@ -324,6 +318,14 @@ class Island:
         every_steps = site.loaded.island.records.every_steps
         self._meter = StepMeter(self._engine, site.clock, site.training, every_steps, site.ranks)
 
+    def _get_ready(self) -> None:
+        """Wait as ``join`` does; leave if that fails."""
+        try:
+            self._wait_until_ready()
+        except BaseException as error:
+            self.close("failed", detail=str(error))
+            raise
+
     def _wait_until_ready(self) -> None:
         self._waiter.until_ready(lambda: self._stops, resumed=self._resumed)
 
@@ -348,16 +350,19 @@ def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo
     return (None, None) if found is None else found
 
 
-def _require_same_files(loaded: LoadedRun, digests: Sequence[bytes]) -> None:
-    """Refuse ranks that read other files than the gateway."""
+def _read_files(ranks: Ranks, run_dir: Path, name: str) -> LoadedRun:
+    """The files of a run, which must say the same to all ranks."""
+    loaded = together(ranks, lambda: load_run(run_dir, name))
+    digests = ranks.collect(files_digest(loaded))
     differ = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if differ:
         raise ConfigError(
-            f"the ranks of island {loaded.member.name} have read different run files",
+            f"the ranks of island {name} have read different run files",
             got=f"other settings than rank 0's at ranks {differ}",
             wanted="the same run.toml, island.toml and roster for all",
             mend="Give all machines of the island the same run directory.",
         )
+    return loaded
 
 
 def _whole_tokens(tokens: int) -> int:
