@@ -8,10 +8,11 @@ ranks that have their experts; tensor parallelism divides attention's heads and 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from isthmus.errors import ConfigError
-from isthmus.island.blocks import blocks_of
+from isthmus.island.blocks import modules_of
 from isthmus.island.expert_parallel import divide_experts
 from isthmus.island.held import local_part
 from isthmus.island.ranks import num_ranks
+from isthmus.model.decoder import Block
 from isthmus.model.experts import Experts, Router
 from isthmus.model.layers import Attention, SwiGLU
 
@@ -36,8 +38,6 @@ _NO_BUFFERS: dict[str, Any] = {
         if name in inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     ): False
 }
-
-Kind = TypeVar("Kind", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Layout:
         """
         if self._size == 1:
             return
-        experts = {id(parameter) for module in _of(self._module, Experts) for parameter in module.parameters()}
+        experts = {id(parameter) for module in modules_of(self._module, Experts) for parameter in module.parameters()}
         for parameter in self._module.parameters():
             if parameter.grad is not None and id(parameter) in experts:
                 self._finish_expert(local_part(parameter.grad))
@@ -120,7 +120,7 @@ class Layout:
             for gain in _head_gains(self._module):
                 if gain.grad is not None:  # each rank has seen its own heads alone
                     dist.all_reduce(local_part(gain.grad), group=self._outer["tp"].get_group())
-        for router in _of(self._module, Router):
+        for router in modules_of(self._module, Router):
             if self.batches > 1:
                 dist.all_reduce(router.load, group=self._data)
 
@@ -151,7 +151,7 @@ class Layout:
         if each.tp > 1:
             parallelize_module(self._module, self._outer["tp"], _tensor_plan(self._module))
         if each.ep > 1:
-            for module in _of(self._module, Experts):
+            for module in modules_of(self._module, Experts):
                 divide_experts(module, self._inner["ep"])
         if each.fsdp > 1:
             self._shard_fully()
@@ -163,9 +163,9 @@ class Layout:
         outer, inner = (self._outer["shard"], self._inner["fsdp"])
         if self._whole_copies > 1:
             outer, inner = self._outer["ddp", "shard"], self._inner["ddp", "fsdp"]
-        for block in blocks_of(self._module):
+        for block in modules_of(self._module, Block):
             if self._parallel.ep > 1:
-                for module in _of(block, Experts):
+                for module in modules_of(block, Experts):
                     fully_shard(module, mesh=inner)
             fully_shard(block, mesh=outer)
         fully_shard(self._module, mesh=outer)
@@ -188,11 +188,8 @@ class Layout:
         """How many ranks hold what this one holds of a gradient."""
         if not isinstance(gradient, DTensor):
             return self._size
-        split = [place for place in gradient.placements if not isinstance(place, Replicate)]
         sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-        parts = 1
-        for place, size in sizes:
-            parts *= size if place in split else 1
+        parts = math.prod(size for place, size in sizes if not isinstance(place, Replicate))
         return self._size / parts
 
 
@@ -204,14 +201,16 @@ def _problems(model: nn.Module, parallel: Parallel, *, world: int, batch_size: i
     if batch_size is not None and batch_size % (batches * parts):
         so = f" and into {parts} parts at each" if parts > 1 else ""
         yield f"a batch of {batch_size} sequences cannot be divided among {batches} ranks{so}"
-    experts = _of(model, Experts)
+    experts = modules_of(model, Experts)
     if parallel.ep > 1 and not experts:
         yield "a dense model has no experts to divide: ep must be 1"
     counts = {len(module.gate_up) for module in experts}
     yield from (f"{count} experts cannot be divided by ep = {parallel.ep}" for count in counts if count % parallel.ep)
-    widths = {("heads", module.query.out_features // module.head_dim) for module in _of(model, Attention)}
-    widths |= {("key and value heads", module.key.out_features // module.head_dim) for module in _of(model, Attention)}
-    widths |= {("hidden units", module.down.in_features) for module in _of(model, SwiGLU)}
+    widths = {("heads", module.query.out_features // module.head_dim) for module in modules_of(model, Attention)}
+    widths |= {
+        ("key and value heads", module.key.out_features // module.head_dim) for module in modules_of(model, Attention)
+    }
+    widths |= {("hidden units", module.down.in_features) for module in modules_of(model, SwiGLU)}
     yield from (f"{n} {what} cannot be divided by tp = {parallel.tp}" for what, n in sorted(widths) if n % parallel.tp)
 
 
@@ -230,8 +229,4 @@ def _tensor_plan(model: nn.Module) -> dict[str, ParallelStyle]:
 
 def _head_gains(model: nn.Module) -> list[nn.Parameter]:
     """Gains that a rank applies to its own heads."""
-    return [norm.weight for module in _of(model, Attention) for norm in (module.query_norm, module.key_norm)]
-
-
-def _of(model: nn.Module, kind: type[Kind]) -> list[Kind]:
-    return [module for module in model.modules() if isinstance(module, kind)]
+    return [norm.weight for module in modules_of(model, Attention) for norm in (module.query_norm, module.key_norm)]

@@ -32,8 +32,8 @@ class Ranks(Protocol):
         """The largest of all ranks' first values, of their second ones, and so on."""
         ...
 
-    def total(self, value: float) -> float:
-        """The sum of all ranks' values, in the order of ranks."""
+    def total(self, *values: float) -> tuple[float, ...]:
+        """The sum of all ranks' first values, of their second ones, and so on, in the order of ranks."""
         ...
 
     def collect(self, own: bytes) -> list[bytes]:
@@ -67,9 +67,9 @@ class Alone:
         """Its own."""
         return values
 
-    def total(self, value: float) -> float:
+    def total(self, *values: float) -> tuple[float, ...]:
         """Its own."""
-        return value
+        return values
 
     def collect(self, own: bytes) -> list[bytes]:
         """Its own."""
@@ -109,11 +109,11 @@ class TorchRanks:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control)
         return tuple(tensor.tolist())
 
-    def total(self, value: float) -> float:
+    def total(self, *values: float) -> tuple[float, ...]:
         """See ``Ranks.total``."""
-        each = torch.empty(self.size, dtype=torch.float64)
-        _all_gather(each, torch.tensor([value], dtype=torch.float64), group=self._control)
-        return float(sum(each.tolist()))
+        each = torch.empty(self.size * len(values), dtype=torch.float64)
+        _all_gather(each, torch.tensor(values, dtype=torch.float64), group=self._control)
+        return tuple(float(sum(column)) for column in zip(*each.view(self.size, -1).tolist(), strict=True))
 
     def collect(self, own: bytes) -> list[bytes]:
         """See ``Ranks.collect``."""

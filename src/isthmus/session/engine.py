@@ -87,7 +87,7 @@ class Effects:
     """What an engine acts on; all of it handed in.
 
     ``check_held`` refuses a header that claims to be one's own but was not signed by this island. ``accord`` is what
-    the ranks of an island of several agree by; ``storage`` is None where nothing is saved.
+    the ranks of an island of several agree by; such an island saves nothing.
     """
 
     link: Link

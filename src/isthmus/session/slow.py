@@ -148,7 +148,8 @@ class SlowState:
         """
         coarse = sum(entry.numel for entry in self.fragments[fragment].entries if entry.policy is not Policy.LOSSLESS)
         square = together(self._ranks, lambda: self._encode(peer, fragment, codec, payload))
-        return float((self._ranks.total(square) / max(1, coarse)) ** 0.5)
+        (total,) = self._ranks.total(square)
+        return float((total / max(1, coarse)) ** 0.5)
 
     def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
         """Fill this rank's share; the sum of squares of what it coarsens."""

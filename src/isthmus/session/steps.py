@@ -47,8 +47,7 @@ class StepMeter:
         self._tokens += tokens
         if self._num_steps >= self._every_steps:
             has_loss = bool(self._losses)
-            told = self._ranks.total(float(has_loss))
-            total = self._ranks.total(self._loss() if has_loss else 0.0)
+            total, told = self._ranks.total(self._loss() if has_loss else 0.0, float(has_loss))
             self._write(total / told if told else float("nan"))
 
     @contextmanager
