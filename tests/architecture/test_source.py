@@ -117,6 +117,23 @@ def test_nothing_unpickles():
     assert loads == []
 
 
+def test_files_are_replaced_in_one_place_which_takes_many_writers_at_once():
+    calls = [
+        (name, node)
+        for name, tree in TREES.items()
+        if name != "isthmus.files"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    of_os = [name for name, node in calls if ast.unparse(node.func) in ("os.replace", "os.rename", "shutil.move")]
+    of_path = [
+        name
+        for name, node in calls
+        if node.func.attr in ("replace", "rename") and len(node.args) == 1 and not node.keywords
+    ]
+    assert of_os + of_path == []
+
+
 def test_no_device_is_named():
     found = {name: [text for text in strings(tree) if "cuda" in text.lower()] for name, tree in TREES.items()}
     assert {name: texts for name, texts in found.items() if texts} == {}

@@ -44,12 +44,6 @@ def test_a_sweep_removes_what_a_killed_write_left_and_nothing_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".keep", "a"]
 
 
-def test_a_leftover_longer_than_the_new_file_does_not_show_through(tmp_path):
-    (tmp_path / ".a.tmp").write_bytes(b"a long leftover")
-    LocalStorage(tmp_path).write_atomic("a", [b"new"])
-    assert (tmp_path / "a").read_bytes() == b"new"
-
-
 def test_reading_does_not_create_the_folder(tmp_path):
     storage = LocalStorage(tmp_path / "none")
     assert storage.names() == []

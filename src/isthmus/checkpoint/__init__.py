@@ -10,7 +10,7 @@ from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
 from isthmus.checkpoint.incarnation import raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
 from isthmus.checkpoint.rng import rng_state, set_rng_state
-from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage, write_file_atomic
+from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage
 
 __all__ = [
     "CrashError",
@@ -31,5 +31,4 @@ __all__ = [
     "rng_state",
     "save",
     "set_rng_state",
-    "write_file_atomic",
 ]

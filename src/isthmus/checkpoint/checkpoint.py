@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 
 from isthmus.checkpoint.safetensors_file import decode, encode
-from isthmus.checkpoint.storage import Chunk, Storage
+from isthmus.checkpoint.storage import Storage
 from isthmus.checkpoint.structure import flatten, unflatten
 from isthmus.errors import CheckpointError
+from isthmus.files import Chunk
 
 FORMAT = "isthmus-checkpoint-1"
 

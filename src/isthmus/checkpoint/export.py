@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from isthmus.checkpoint.safetensors_file import decode, encode
-from isthmus.checkpoint.storage import write_file_atomic
 from isthmus.errors import CheckpointError
+from isthmus.files import write_file_atomic
 
 
 def export_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:

@@ -7,7 +7,8 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from isthmus.checkpoint.storage import Chunk, Storage
+from isthmus.checkpoint.storage import Storage
+from isthmus.files import Chunk
 
 
 class CrashError(BaseException):

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from isthmus.checkpoint.storage import Chunk
 from isthmus.errors import CheckpointError
+from isthmus.files import Chunk
 
 Leaf = torch.Tensor | Chunk
 """What a file holds under one name; bytes are stored as a vector of uint8."""

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from isthmus.errors import CheckpointError
-
-Chunk = bytes | bytearray | memoryview
-"""A contiguous piece of a file."""
+from isthmus.files import TMP_SUFFIX, Chunk, sync_folder, write_file_atomic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TMP_SUFFIX = ".tmp"
 
 
 class Storage(Protocol):
@@ -93,12 +90,12 @@ class LocalStorage:
         path = self._path(name)
         with suppress(FileNotFoundError):
             path.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def sweep(self) -> None:
         """Remove temporary files."""
         for name in self._all_names():
-            if name.startswith(".") and name.endswith(_TMP_SUFFIX):
+            if name.startswith(".") and name.endswith(TMP_SUFFIX):
                 (self._root / name).unlink(missing_ok=True)
 
     def _all_names(self) -> list[str]:
@@ -162,47 +159,6 @@ class MemoryStorage:
             return self._files[_checked(name)]
         except KeyError:
             raise FileNotFoundError(f"no file {name} in memory") from None
-
-
-def write_file_atomic(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Replace the file at ``path`` by the joined chunks; missing folders are made.
-
-    The old file stays until the new one is whole and on the disk; on an error the temporary file is removed.
-    An error of the very last sync leaves the new file in place, though a loss of power may undo it.
-
-    Raises:
-        OSError: The disk is full, read-only or failing.
-    """
-    _make_folder(path.parent)
-    tmp = path.with_name(f".{path.name}{_TMP_SUFFIX}")
-    try:
-        with tmp.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        tmp.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            tmp.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checked(name: str) -> str:

@@ -18,6 +18,7 @@ from isthmus.config.render import render_toml
 from isthmus.config.rooms import room_problems
 from isthmus.config.run import RunConfig
 from isthmus.errors import ConfigError
+from isthmus.files import write_text_atomic
 from isthmus.identity import (
     Identity,
     OwnerKey,
@@ -142,9 +143,7 @@ def sign_again(run_dir: Path) -> Roster:
     assert run is not None and roster is not None and owner is not None
     changed = roster.model_copy(update={"version": roster.version + 1, "run": run.hash})
     signed = sign_roster(changed, owner)
-    draft = paths.roster.with_suffix(".toml.new")
-    draft.write_text(render_toml(signed, _ROSTER_TITLE), encoding="utf-8")
-    os.replace(draft, paths.roster)
+    write_text_atomic(paths.roster, render_toml(signed, _ROSTER_TITLE))
     return signed
 
 

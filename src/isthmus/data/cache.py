@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from isthmus.errors import DataError
+from isthmus.files import replacing
 
 _FORMAT = "1"  # raise it when the same files give other documents, tokens or fields
 
@@ -51,35 +50,23 @@ def write_cached(path: Path, value: msgspec.Struct) -> None:
     Raises:
         DataError: The cache cannot be written.
     """
-    with replacing(path) as stream:
+    with cache_file(path) as stream:
         stream.write(msgspec.json.encode(value))
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name ``path`` when, and only when, it was written whole.
+def cache_file(path: Path) -> Iterator[BinaryIO]:
+    """``replacing``, for a file of the cache.
 
     Raises:
         DataError: The directory or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as stream:
+        with replacing(path) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise DataError(
             "the data cache cannot be written",
             got=f"{path}: {error}",
             mend="Free some space, or name another cache directory.",
         ) from error
-    finally:
-        _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

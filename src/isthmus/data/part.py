@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from isthmus.data.cache import read_cached, replacing, write_cached
+from isthmus.data.cache import cache_file, read_cached, write_cached
 from isthmus.data.documents import Document
 from isthmus.data.tokenizer import TokenArray, Tokenizer
 from isthmus.errors import DataError
@@ -64,7 +64,7 @@ def cached_part(cache_dir: Path, key: str, documents: Callable[[], Iterable[Docu
     tokens_path, summary_path = cache_dir / f"{key}.bin", cache_dir / f"{key}.json"
     summary = read_cached(summary_path, PartSummary)
     if summary is None or not _has_size(tokens_path, summary.num_tokens * tokenizer.dtype.itemsize):
-        with replacing(tokens_path) as stream:
+        with cache_file(tokens_path) as stream:
             summary = _write_tokens(documents(), tokenizer, stream)
         write_cached(summary_path, summary)
     return Part(np.memmap(tokens_path, tokenizer.dtype, mode="r"), summary)

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from isthmus.clock import Clock, SystemClock
+from isthmus.files import write_text_atomic
 from isthmus.lab import wording
 from isthmus.lab.findings import ArmInfo, Findings, StudyInfo, Tuning, find
 from isthmus.lab.markdown import FIRST, markdown
 from isthmus.lab.standings import Standing
 from isthmus.lab.statistics import Difference
 from isthmus.lab.table import RunRow
-from isthmus.observe.page import asset, render_page, replace_file
+from isthmus.observe.page import asset, render_page
 
 __all__ = ["ArmInfo", "StudyInfo", "Tuning", "render_study", "write_study_report"]
 
@@ -48,9 +49,9 @@ def write_study_report(
     """
     findings = find(study_info, rows)
     out_dir.mkdir(parents=True, exist_ok=True)
-    replace_file(out_dir / JSON_NAME, msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
-    replace_file(out_dir / TEXT_NAME, markdown(findings))
-    return replace_file(out_dir / PAGE_NAME, render_study(findings, (clock or SystemClock()).wall_s()))
+    write_text_atomic(out_dir / JSON_NAME, msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
+    write_text_atomic(out_dir / TEXT_NAME, markdown(findings))
+    return write_text_atomic(out_dir / PAGE_NAME, render_study(findings, (clock or SystemClock()).wall_s()))
 
 
 def render_study(findings: Findings, now_wall_s: float) -> str:

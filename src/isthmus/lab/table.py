@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from isthmus.errors import DataError
+from isthmus.files import write_file_atomic
 
 SCHEMA = 1
 TABLE_NAME = "table.jsonl"
@@ -95,9 +96,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_table(path: Path, rows: list[RunRow]) -> None:
     """Replace the table at ``path``."""
-    fresh = path.with_suffix(".jsonl.new")
-    fresh.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    fresh.replace(path)
+    write_file_atomic(path, (msgspec.json.encode(row) + b"\n" for row in rows))
 
 
 def read_table(path: Path) -> Iterator[RunRow]:

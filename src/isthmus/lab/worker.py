@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from isthmus.checkpoint import write_file_atomic
 from isthmus.errors import ConfigError
+from isthmus.files import write_file_atomic
 from isthmus.lab.grid import Cell
 from isthmus.lab.run import LabRun
 from isthmus.lab.table import RunRow

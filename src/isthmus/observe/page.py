@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -56,13 +55,6 @@ def render_page(
         scripts=[Markup(each) for each in scripts],
         policy=_policy(scripts),
     )
-
-
-def replace_file(path: Path, text: str) -> Path:
-    """Write a text file as a whole or not at all."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    return fresh.replace(path)
 
 
 def _environment(package: str) -> jinja2.Environment:

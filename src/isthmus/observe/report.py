@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.clock import Clock, SystemClock
+from isthmus.files import write_text_atomic
 from isthmus.observe.charts import charts
 from isthmus.observe.journal import RecordDecoder, read_records
-from isthmus.observe.page import asset, render_page, replace_file
+from isthmus.observe.page import asset, render_page
 from isthmus.observe.runfiles import recorded_paths, standard_paths
 from isthmus.observe.series import IslandSeries, collect
 from isthmus.observe.summary import summarise_tallies
@@ -35,7 +36,7 @@ def write_report(run_dir: Path, clock: Clock | None = None) -> Path:
     standard = [collect(name, read_records(path, decoder)) for name, path in standard_paths(run_dir).items()]
     joint.sort(key=lambda island: (island.tally.slot, island.name))
     page = render_report(joint, standard, decoder, (clock or SystemClock()).wall_s())
-    return replace_file(run_dir / REPORT_NAME, page)
+    return write_text_atomic(run_dir / REPORT_NAME, page)
 
 
 def render_report(

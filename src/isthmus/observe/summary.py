@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from isthmus.files import write_text_atomic
 from isthmus.observe.journal import read_records
 from isthmus.observe.records import SCHEMA_VERSION, Evaluation, Record
 from isthmus.observe.runfiles import recorded_paths, standard_paths
@@ -39,11 +40,8 @@ def write_summary(run_dir: Path) -> Path:
     """
     records = {name: read_records(path) for name, path in recorded_paths(run_dir).items()}
     standard = {name: read_records(path) for name, path in standard_paths(run_dir).items()}
-    path = run_dir / SUMMARY_NAME
-    fresh = path.with_suffix(".json.new")
     text = json.dumps(summarise(records, standard), indent=2, ensure_ascii=False, allow_nan=False)
-    fresh.write_text(text + "\n", encoding="utf-8")
-    return fresh.replace(path)
+    return write_text_atomic(run_dir / SUMMARY_NAME, text + "\n")
 
 
 def tallies(records: Mapping[str, Iterable[Record]]) -> dict[str, Tally]:
