@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from isthmus.checkpoint import LocalStorage, export_safetensors, load_exported, load_latest
+from isthmus.checkpoint import LocalStorage, Source, export_safetensors, fill, load_exported, load_latest
 from isthmus.config import BYTE_TOKENS, RunPaths, load_shared, resolve_model
 from isthmus.data import load_tokenizer, open_held_out
 from isthmus.errors import CheckpointError
 from isthmus.model import Decoder, ModelConfig, build_model
+from isthmus.parts import Part
 from isthmus.scoring import Scorer, held_out_specs
 
 MODEL_NAME = "model.safetensors"
@@ -97,9 +98,9 @@ def load_weights(path: Path) -> Weights:
     shared = load_shared(run_dir)
     config = resolve_model(shared.run.model)
     model = build_model(config, seed=0)
-    model.load_state_dict(state["trainee"]["model"])
-    model.load_state_dict(state["slow"]["slow"], strict=False)  # one name of a tied weight stands for all
     tensors = model.state_dict()
+    _take(state["trainee"]["model"], tensors)
+    _take(state["slow"]["slow"], tensors)  # one name of a tied weight stands for all
     metadata = {
         "run": shared.run.hash,
         "model": json.dumps(dataclasses.asdict(config)),
@@ -109,6 +110,18 @@ def load_weights(path: Path) -> Weights:
         "sequence_length": str(shared.run.train.sequence_length),
     }
     return Weights(tensors, config, metadata, RunPaths(run_dir).root)
+
+
+def _take(stored: Mapping[str, Source], tensors: Mapping[str, Tensor]) -> None:
+    """Fill a model's tensors from stored ones, which may be their rows."""
+    pairs = []
+    for name, source in stored.items():
+        own = tensors.get(name)
+        if own is None:
+            raise CheckpointError("the checkpoint is not of the bundled model", got=f"a tensor named {name!r}")
+        shape = tuple(source.shape)
+        pairs.append((source, Part.whole(own if shape == tuple(own.shape) else own.view(-1, shape[-1]))))
+    fill(pairs)
 
 
 def _from_export(path: Path) -> Weights:

@@ -9,6 +9,10 @@ references and end with the same weights.
 from __future__ import annotations
 
 import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +23,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from headers import header
-from isthmus.island import Alone, TorchRanks
+from isthmus.checkpoint import LocalStorage, Reader, commit, draft, load_latest
+from isthmus.island import Alone, TorchRanks, together
 from isthmus.session import cut_model
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.shares import Shares
@@ -99,6 +104,7 @@ def check(layout: str, ranks: TorchRanks) -> None:
     alone, shares = Shares(one.fragments, "int8", Alone()), Shares(many.fragments, "int8", ranks)
     assert one.fragments == many.fragments
     assert one.initial_hashes == many.initial_hashes
+    payloads: dict[str, tuple[int, str, object, bytes]] = {}
     for turn, codec in enumerate(("int4", "int8", "bf16", "fp32", "int4")):
         for fragment in range(3):
             for model, slow in ((lone, one), (spread, many)):
@@ -115,12 +121,65 @@ def check(layout: str, ranks: TorchRanks) -> None:
             assert apart == own
             many.check(theirs, apart)
             assert one.arrive(meeting, [sent, sent]) == many.arrive(meeting, [own, apart])
+            payload = shares.to_save(fragment, codec, own)
+            assert shares.saved(fragment, codec, payload) == own
+            assert shares.saved(fragment, codec, bytes(sent)) == own, "of one process"
+            payloads[f"{turn}-{fragment}"] = fragment, codec, payload, bytes(sent)
     with one.swapped_in(), many.swapped_in():
         assert_same(lone, spread)
     assert_same(lone, spread)
     assert one.digest() == many.digest()
     rows = sum(rows.numel() for rows in many.slow_weights().values())
     assert rows <= 1.3 * sum(fragment.numel for fragment in one.fragments) / ranks.size + 2000
+    saved = {"slow": many.state_dict(), "payloads": payloads}
+    goes_on(one, many, reload(saved, ranks), alone)
+    goes_on(one, many, {"slow": one.state_dict(), "payloads": {}}, alone)
+
+
+def reload(state: dict[str, Any], ranks: TorchRanks) -> dict[str, Any]:
+    """A state by way of the disk."""
+    folder = [tempfile.mkdtemp() if ranks.rank == 0 else ""]
+    dist.broadcast_object_list(folder)
+    storage = LocalStorage(Path(folder[0]))
+    commit(storage, draft(storage, 3, state, ranks), ranks)
+    reader = Reader(ranks.rank, ranks.size, partial(together, ranks), lambda own: ranks.collect(own)[0])
+    ranks.collect(b"")
+    found = load_latest(storage, reader)
+    assert found is not None
+    return found[0]
+
+
+def goes_on(one: SlowState, many: SlowState, state: dict[str, Any], alone: Shares) -> None:
+    """One process and several ranks that begin anew take over a state of either."""
+    settings = {"num_fragments": 3, "peers": ("b",), "embedding_codec": "int8"}
+    lone = cut_model(Model(), **settings).slow
+    lone.load_state_dict(state["slow"])
+    assert_same_state(lone.state_dict(), one.state_dict())
+    wanted, before = many.digest(), many.state_dict()
+    kept = {key: {name: part.local.clone() for name, part in before[key].items()} for key in ("slow", "velocity")}
+    for rows in many.slow_weights().values():
+        rows.zero_()
+    many.load_state_dict(state["slow"])
+    assert many.digest() == wanted
+    for fragment in range(3):
+        assert many.reference_hash("b", fragment) == one.reference_hash("b", fragment)
+    for key, parts in kept.items():
+        for name, part in many.state_dict()[key].items():
+            assert torch.equal(part.local, parts[name]), (key, name)
+    for fragment, codec, payload, sent in state["payloads"].values():
+        assert alone.saved(fragment, codec, payload) == sent
+
+
+def assert_same_state(ours: object, theirs: object) -> None:
+    if isinstance(theirs, dict):
+        assert isinstance(ours, dict)
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert_same_state(ours[key], theirs[key])
+    elif isinstance(theirs, Tensor):
+        assert torch.equal(ours, theirs)
+    else:
+        assert ours == theirs
 
 
 def assert_same(lone: nn.Module, spread: nn.Module) -> None:

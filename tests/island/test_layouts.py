@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,31 @@ def test_a_loop_of_ones_own_is_an_island_of_several_ranks(tmp_path: Path, way: s
 def test_ranks_that_do_not_belong_together_are_told_so_alike(tmp_path: Path) -> None:
     paths = write_small_run(tmp_path / "run", "solo", tokens=10_000)
     torchrun(2, HERE / "refusals.py", str(paths.root))
+
+
+def resume(run_dir: Path, what: str, ranks: int, layout: str, optimizer: str) -> dict[str, Any]:
+    """Let a copy of a run begin, or go on."""
+    out = run_dir / f"{what}.json"
+    torchrun(ranks, HERE / "resume.py", str(run_dir), what, layout, optimizer, str(out))
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        ((2, "fsdp=2"), [(2, "fsdp=2"), (1, "alone"), (4, "fsdp=2,tp=2")]),
+        ((1, "alone"), [(2, "ep=2")]),
+        ((4, "fsdp=2,ep=2"), [(2, "tp=2")]),
+    ],
+)
+def test_an_island_goes_on_with_other_ranks_and_another_layout(tmp_path: Path, first, others) -> None:
+    began_at = write_small_run(tmp_path / "first", "solo", tokens=10**6).root
+    begun = resume(began_at, "begin", *first, "adamw")
+    for place, other in enumerate(others):
+        copy = tmp_path / f"other{place}"
+        shutil.copytree(began_at, copy)
+        gone_on = resume(copy, "go-on", *other, "adamw")
+        assert gone_on["saved"] == begun["saved"]
+        assert gone_on["losses"] == pytest.approx(begun["losses"], rel=0, abs=1e-4)
+        if other == first:
+            assert gone_on == begun, "as if it had never stopped"

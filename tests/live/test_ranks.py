@@ -11,8 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
 
+from isthmus.checkpoint import load_exported
 from isthmus.config import RunPaths
+from isthmus.evaluate import load_weights
 from isthmus.observe import records
 from small_runs import Child, alarms, change_file, children, last_step, records_of, trainer, until, write_text_run
 
@@ -28,10 +31,16 @@ def start():
         yield start
 
 
-def ranks(paths: RunPaths, name: str, count: int = 2) -> tuple[object, ...]:
+def ranks(paths: RunPaths, name: str, count: int = 2, *options: str) -> tuple[object, ...]:
     """The log and the command line of the bundled trainer as one island of several ranks."""
     log, *command = trainer(paths, name)
-    return (log, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *command)
+    return (log, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options, *command)
+
+
+def workers_of(torchrun: Child) -> list[int]:
+    """The processes of its ranks."""
+    found = subprocess.run(["pgrep", "-P", str(torchrun.process.pid)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
 
 
 def lay_out(paths: RunPaths, name: str, *changes: tuple[str, str]) -> None:
@@ -84,8 +93,7 @@ def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path,
     paths = run_of_two(tmp_path / "run", tokens=10_000_000)
     west, east = start(*ranks(paths, "west")), start(*trainer(paths, "east"))
     until(lambda: len(records_of(paths, "east", records.Meeting)) > 4, "meetings", west, east)
-    workers = subprocess.run(["pgrep", "-P", str(west.process.pid)], capture_output=True, text=True, check=True)
-    os.kill(int(workers.stdout.split()[-1]), 9)
+    os.kill(workers_of(west)[-1], 9)
     assert west.ends() != 0
     assert "another rank of this island was lost" in west.said()
     step = last_step(paths, "east")
@@ -93,14 +101,37 @@ def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path,
     assert [change.up for change in records_of(paths, "east", records.PeerChange)][-1] is False
 
 
+def test_torchrun_starts_an_island_again_from_its_checkpoint(tmp_path: Path, start: Callable[..., Child]):
+    paths = run_of_two(tmp_path / "run", tokens=80_000)
+    lay_out(paths, "west", ("every_steps = 100", "every_steps = 10"))
+    west = start(*ranks(paths, "west", 2, "--max-restarts=1"))
+    east = start(*trainer(paths, "east"))
+    until(lambda: len(records_of(paths, "west", records.Checkpoint)) > 1, "checkpoints", west, east)
+    os.kill(workers_of(west)[0], 9)
+    for child in (west, east):
+        child.ends_well()
+    assert_one_model(paths)
+    first, second = records_of(paths, "west", records.RunStarted)
+    assert first.resumed_from is None
+    assert second.resumed_from is not None
+    assert records_of(paths, "west", records.Joined)[-1].how == "checkpoint"
+    own = paths.island("west").root
+    exported, _ = load_exported(own / "model.safetensors")
+    saved = load_weights(own)
+    assert all(torch.equal(saved.tensors[name], tensor) for name, tensor in exported.items() if name[-5:] != ".load")
+
+
 def test_sigterm_lets_all_ranks_leave_at_one_step(tmp_path: Path, start: Callable[..., Child]):
     paths = run_of_two(tmp_path / "run", tokens=10_000_000)
+    lay_out(paths, "west", ("wait_s = 20.0", "wait_s = 1.0"))
     west = start(*ranks(paths, "west"))
     until(lambda: last_step(paths, "west") > 20, "steps", west)
     west.signal(signal.SIGTERM)
     west.ends()
     (finished,) = records_of(paths, "west", records.Finished)
     assert (finished.reason, finished.detail) == ("interrupted", "SIGTERM")
+    (saved,) = records_of(paths, "west", records.Checkpoint)
+    assert saved.step == finished.step
     assert "Traceback" not in west.said().partition("torch/distributed/elastic")[0]
 
 

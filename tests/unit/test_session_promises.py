@@ -46,12 +46,28 @@ def test_a_checkpoint_fits_the_model_whether_it_is_compiled_or_not():
         assert torch.equal(compiled.state_dict()[f"_orig_mod.{name}"], tensor)
 
 
-def test_a_checkpoint_of_another_optimizer_is_an_error_that_says_so():
+@pytest.mark.parametrize("changed", ["fewer", "settings"])
+def test_a_checkpoint_of_another_optimizer_is_an_error_that_says_so(changed: str):
     model = Toy()
-    saved = Training(model, torch.optim.AdamW(model.parameters()), None).state_dict()
-    halves = [{"params": [p]} for p in model.parameters()]
+    first, *rest = model.parameters()
+    apart = [{"params": [first], "weight_decay": 0.5}, {"params": rest}]
+    saved = Training(model, torch.optim.AdamW(apart), None).state_dict()
+    other = torch.optim.AdamW(rest if changed == "fewer" else model.parameters())
     with pytest.raises(CheckpointError, match="does not fit this model or optimizer"):
-        Training(model, torch.optim.AdamW(halves), None).load_state_dict(saved)
+        Training(model, other, None).load_state_dict(saved)
+
+
+def test_an_optimizer_goes_on_in_other_groups_and_another_order():
+    model = Toy()
+    whole = torch.optim.AdamW(model.parameters(), lr=0.125)
+    sum(p.square().sum() for p in model.parameters()).backward()
+    whole.step()
+    saved = Training(model, whole, None).state_dict()
+    apart = torch.optim.AdamW([{"params": [p]} for p in reversed(list(model.parameters()))])
+    Training(model, apart, None).load_state_dict(saved)
+    assert {group["lr"] for group in apart.param_groups} == {0.125}
+    for parameter in model.parameters():
+        assert torch.equal(apart.state[parameter]["exp_avg"], whole.state[parameter]["exp_avg"])
 
 
 def test_going_back_to_an_earlier_state_brings_the_earlier_references_back():

@@ -4,31 +4,44 @@ Everything is written through a ``Storage``, so that tests and the lab can use o
 on schedule. No file is ever unpickled; whatever is damaged is a ``CheckpointError``.
 """
 
-from isthmus.checkpoint.checkpoint import LoadedInfo, SavedInfo, Skipped, load_latest, prune, save
+from isthmus.checkpoint.checkpoint import LoadedInfo, Reader, SavedInfo, Skipped, load_latest, prune, save
 from isthmus.checkpoint.export import export_safetensors, load_exported
 from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
+from isthmus.checkpoint.filling import Source, Stored, fill
 from isthmus.checkpoint.incarnation import raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
+from isthmus.checkpoint.packed import pack, unpack
 from isthmus.checkpoint.rng import rng_state, set_rng_state
+from isthmus.checkpoint.shared import Draft, Team, commit, draft
 from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage
 
 __all__ = [
     "CrashError",
+    "Draft",
     "FaultPlan",
     "FaultyStorage",
     "IslandLock",
     "LoadedInfo",
     "LocalStorage",
     "MemoryStorage",
+    "Reader",
     "SavedInfo",
     "Skipped",
+    "Source",
     "Storage",
+    "Stored",
+    "Team",
+    "commit",
+    "draft",
     "export_safetensors",
+    "fill",
     "load_exported",
     "load_latest",
+    "pack",
     "prune",
     "raise_incarnation",
     "rng_state",
     "save",
     "set_rng_state",
+    "unpack",
 ]

@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 100_000_000
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 _MAX_DIMS = 64
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
     "U64": torch.uint64,
@@ -44,7 +44,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+"""By their codes in the format."""
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class Source(Protocol):
@@ -123,11 +124,11 @@ def check_storable(leaf: Leaf, where: str) -> None:
             wanted="torch.Tensor",
             mend="Take the local shard of a distributed tensor, or gather it, before saving.",
         )
-    if leaf.layout != torch.strided or leaf.is_meta or leaf.dtype not in _CODES:
+    if leaf.layout != torch.strided or leaf.is_meta or leaf.dtype not in DTYPE_CODES:
         raise CheckpointError(
             f"{where} cannot be stored",
             got=f"{leaf.dtype}, {leaf.layout}, on {leaf.device}",
-            wanted=f"a dense tensor of {', '.join(str(dtype) for dtype in _CODES)}",
+            wanted=f"a dense tensor of {', '.join(str(dtype) for dtype in DTYPE_CODES)}",
         )
 
 
@@ -173,7 +174,7 @@ def _num_bytes(leaf: Leaf) -> int:
 
 
 def _code(leaf: Leaf) -> str:
-    return _CODES[leaf.dtype] if isinstance(leaf, torch.Tensor) else "U8"
+    return DTYPE_CODES[leaf.dtype] if isinstance(leaf, torch.Tensor) else "U8"
 
 
 def _shape(leaf: Leaf) -> list[int]:
@@ -197,13 +198,13 @@ def _parse_header(header: bytearray) -> tuple[list[_Entry], dict[str, str]]:
 
 def _parse_entry(name: str, field: Any) -> _Entry:
     match field:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if code in _DTYPES:
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if code in DTYPES:
             numbers = [*shape, begin, end]
         case _:
             raise _malformed(f"unknown description of tensor {name!r}", field)
     if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or not _has_strides(shape):
         raise _malformed(f"impossible number in the description of tensor {name!r}", field)
-    dtype = _DTYPES[code]
+    dtype = DTYPES[code]
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise _malformed(f"shape and offsets of tensor {name!r} disagree", field)
     return _Entry(name, dtype, tuple(shape), begin, end)

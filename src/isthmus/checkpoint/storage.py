@@ -63,7 +63,7 @@ class LocalStorage:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def write_atomic(self, name: str, chunks: Iterable[Chunk]) -> None:
         """Write beside the file, sync, rename over it, sync the folder."""
@@ -96,17 +96,17 @@ class LocalStorage:
         """Remove temporary files."""
         for name in self._all_names():
             if name.startswith(".") and name.endswith(TMP_SUFFIX):
-                (self._root / name).unlink(missing_ok=True)
+                (self.root / name).unlink(missing_ok=True)
 
     def _all_names(self) -> list[str]:
         try:
-            with os.scandir(self._root) as entries:
+            with os.scandir(self.root) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return []
 
     def _path(self, name: str) -> Path:
-        return self._root / _checked(name)
+        return self.root / _checked(name)
 
 
 class MemoryStorage:

@@ -1,7 +1,7 @@
 """One island's inside: its ranks, how they hold the model, and the numeric precision they compute in."""
 
 from isthmus.island.blocks import compile_blocks, recompute_activations
-from isthmus.island.held import hold, local_part, reshard, whole_state
+from isthmus.island.held import hold, local_part, part_of, reshard, spread_like, whole_state
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
 from isthmus.island.process import start_ranks
@@ -23,8 +23,10 @@ __all__ = [
     "local_part",
     "native_bf16",
     "open_ranks",
+    "part_of",
     "recompute_activations",
     "reshard",
+    "spread_like",
     "start_ranks",
     "together",
     "whole_state",

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from isthmus.island.ranks import Ranks, is_gateway, num_ranks
+from isthmus.parts import Part
 from isthmus.rows import share
 
 
@@ -28,12 +30,14 @@ class Held(ABC):
         row_length: n.
         is_copy: Whether all ranks hold the same.
         in_place: This rank's rows [k, n] where they are that memory; None where they must be fetched.
+        part: That memory as a part of the whole tensor.
     """
 
     local: Tensor
     row_length: int
     is_copy = False
     in_place: Tensor | None = None
+    part: Part
 
     @abstractmethod
     def fetch(self) -> Tensor:
@@ -57,6 +61,7 @@ def hold(tensor: Tensor, ranks: Ranks) -> Held:
     else:
         held = _Whole(tensor, ranks) if tensor.is_contiguous() else _Strided(tensor, ranks)
     held.row_length = tensor.shape[-1] if tensor.ndim else 1
+    held.part = part_of(tensor)
     return held
 
 
@@ -64,6 +69,22 @@ def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor; its memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor) -> Part:
+    """What this rank holds of a tensor, and where in it that belongs; its memory."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return Part.whole(tensor)
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Part(tuple(tensor.shape), tuple(offsets), tensor.to_local())
+
+
+def spread_like(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """A new tensor without values that lies as a DTensor of the same shape does; None where there is none such."""
+    if not isinstance(tensor, DTensor) or tuple(tensor.shape) != shape:
+        return None
+    return torch.empty_like(tensor.detach(), dtype=dtype)
 
 
 def reshard(model: nn.Module) -> None:

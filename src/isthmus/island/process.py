@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its package does not say so
+from torch.distributed.rendezvous import rendezvous
 
 from isthmus.errors import ConfigError, RankError
 
@@ -27,7 +29,10 @@ def start_ranks(device: str) -> Iterator[None]:
         yield
         return
     backend = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(backend)
+    store, rank, size = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what ranks of earlier ones left there, is no more
+    own = PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
     try:
         yield
     except RuntimeError as error:

@@ -100,8 +100,13 @@ class TorchRanks:
     """
 
     def __init__(self) -> None:
-        self._control = dist.new_group(backend="gloo")
+        self._control: dist.ProcessGroup = dist.new_group(backend="gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group through which small things are agreed on."""
+        return self._control
 
     def largest(self, *values: float) -> tuple[float, ...]:
         """See ``Ranks.largest``."""

@@ -257,11 +257,15 @@ class Evaluation(Common, frozen=True, kw_only=True, tag_field="kind", tag="evalu
 
 
 class Checkpoint(Common, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint"):
-    """A checkpoint is durable; ``name`` is relative to the island's directory."""
+    """A checkpoint is durable; ``name`` is relative to the island's directory.
+
+    ``seconds`` is from its begin on; ``blocked_s`` what of that training has waited for it.
+    """
 
     name: str
     num_bytes: int
     seconds: float
+    blocked_s: float | None = None
 
 
 class Finished(Common, frozen=True, kw_only=True, tag_field="kind", tag="finished"):

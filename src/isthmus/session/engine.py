@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import msgspec
 
 from isthmus import schedule
-from isthmus.checkpoint import SavedInfo, Storage, prune, save
+from isthmus.checkpoint import Storage
 from isthmus.clock import Clock
-from isthmus.errors import CheckpointError, CodecError
+from isthmus.errors import CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
 from isthmus.session.accord import Accord
@@ -25,6 +25,7 @@ from isthmus.session.coding import Coder
 from isthmus.session.core import Core
 from isthmus.session.frozen import FORMAT, Live, check_state
 from isthmus.session.journal import Journal, Sink
+from isthmus.session.keeping import Keeper, PromptKeeper
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import (
     ArrivalRefused,
@@ -87,7 +88,7 @@ class Effects:
     """What an engine acts on; all of it handed in.
 
     ``check_held`` refuses a header that claims to be one's own but was not signed by this island. ``accord`` is what
-    the ranks of an island of several agree by; such an island saves nothing.
+    the ranks of an island of several agree by. ``keeper`` saves checkpoints; None saves them to ``storage`` at once.
     """
 
     link: Link
@@ -99,6 +100,7 @@ class Effects:
     layout_lines: tuple[str, ...] = ()
     check_held: Callable[[SignedHeader], bool] = lambda signed: True
     accord: Accord | None = None
+    keeper: Keeper | None = None
 
 
 @dataclass
@@ -136,7 +138,7 @@ class Engine:
     misfit: str | None = field(default=None, init=False)
 
     def __post_init__(self, state: Mapping[str, Any] | None) -> None:
-        self._payloads = Payloads()
+        self._payloads = Payloads(self.slow.shares)
         self._coder = Coder(self.slow, self.effects.link, self.effects.codec)
         self.core = Core(
             self.plan,
@@ -192,6 +194,8 @@ class Engine:
     def pump(self) -> None:
         """Take in all events and perform all orders, until nothing is left to do now. Never waits."""
         before = self.core.phase
+        if self.effects.keeper is not None:
+            self._note_saves(self.effects.keeper)
         events = self.effects.link.poll()
         self.journal.heard(events)
         results: list[Event] = [self._admit(event) for event in events]
@@ -246,22 +250,32 @@ class Engine:
         self._steps_s.extend(live.steps_s)
         self._stepped_at_s = live.stepped_at_s
 
-    def save(self) -> SavedInfo | None:
-        """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays."""
-        if self.effects.accord is not None:  # of several ranks
-            return None
-        started_s = self.effects.clock.now_s()
-        try:
-            info = save(self.effects.storage, self.memory.step, self.state_dict())
-            prune(self.effects.storage, keep=self.effects.keep_checkpoints)
-        except (CheckpointError, OSError) as error:
-            self._warn(f"no checkpoint was written: {error}", severity="error")
-            return None
-        seconds = self.effects.clock.now_s() - started_s
-        self.journal.write(
-            records.Checkpoint(**self.journal.stamp(), name=info.name, num_bytes=info.num_bytes, seconds=seconds)
-        )
-        return info
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays.
+
+        Args:
+            wait: Until it is durable; otherwise several ranks write it while they train. All of them make the call.
+        """
+        effects = self.effects
+        keeper = effects.keeper or PromptKeeper(effects.storage, effects.keep_checkpoints, effects.clock)
+        keeper.save(self.memory.step, self.state_dict(), wait=wait)
+        self._note_saves(keeper)
+
+    def _note_saves(self, keeper: Keeper) -> None:
+        """Write down the saves that have ended."""
+        for kept in keeper.ended():
+            if kept.error is not None:
+                self._warn(f"no checkpoint was written: {kept.error}", severity="error")
+            elif kept.info is not None:
+                self.journal.write(
+                    records.Checkpoint(
+                        **self.journal.stamp(),
+                        name=kept.info.name,
+                        num_bytes=kept.info.num_bytes,
+                        seconds=kept.seconds,
+                        blocked_s=kept.blocked_s,
+                    )
+                )
 
     def _restore(self, state: Mapping[str, Any]) -> Memory:
         check_state(state, self.plan.run)
@@ -308,7 +322,7 @@ class Engine:
                 self.slow.clear(peer, fragment)
                 self._coder.forget(peer, fragment)
             case Save():
-                self.save()
+                self.save(wait=False)
             case Warn(what, peer):
                 self._warn(what, peer)
         return None

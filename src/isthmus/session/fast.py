@@ -16,6 +16,7 @@ from torch import Tensor
 from isthmus.codec import is_finite
 from isthmus.errors import ShapeError
 from isthmus.island import Ranks, hold, local_part
+from isthmus.parts import Part
 from isthmus.session.groups import Piece, Span
 
 
@@ -51,9 +52,9 @@ class FastWeights:
         self._rows = {name: held.in_place for name, held in self._held.items() if held.in_place is not None}
 
     @property
-    def masters(self) -> dict[str, Tensor]:
-        """The tensors that a low-precision parameter follows."""
-        return {name: self._held[name].local for name in self._mirrors}
+    def masters(self) -> dict[str, Part]:
+        """The tensors that a low-precision parameter follows, as far as they lie here."""
+        return {name: self._held[name].part for name in self._mirrors}
 
     def device_of(self, name: str) -> torch.device:
         """Where a tensor lies."""

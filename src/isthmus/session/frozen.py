@@ -14,7 +14,7 @@ import msgspec
 from isthmus.errors import CheckpointError
 from isthmus.terms import Phase
 
-FORMAT = 1
+FORMAT = 2
 """Version of a checkpoint's layout."""
 
 

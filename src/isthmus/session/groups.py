@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from isthmus.codec import Slice, rows_at_once
-from isthmus.errors import ShapeError
 from isthmus.fragments import Entry, Kind, Policy
 
 
@@ -114,24 +113,6 @@ def stack(groups: Sequence[Group], tensors: Mapping[str, Tensor]) -> Matrices:
     for name, view in named(matrices).items():
         view.copy_(tensors[name].reshape(view.shape))
     return matrices
-
-
-def require_same(kind: str, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Tensor]) -> None:
-    """Refuse stored tensors that are not of these names and shapes; ``kind`` says what they are.
-
-    Raises:
-        ShapeError: One is missing, too many, or of another shape.
-    """
-    for name in sorted(shapes.keys() | stored.keys()):
-        mine = tuple(shapes[name]) if name in shapes else "nothing"
-        theirs = tuple(stored[name].shape) if name in stored else "nothing"
-        if mine != theirs:
-            raise ShapeError(
-                f"the checkpoint is of another model: it differs in the {kind} weights of '{name}'",
-                got=theirs,
-                wanted=mine,
-                mend="Build the model that the checkpoint was made of, or start from an empty directory.",
-            )
 
 
 class Scratch:

@@ -6,6 +6,7 @@ import operator
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -13,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from isthmus.checkpoint import IslandLock, LoadedInfo, load_latest
+from isthmus.checkpoint import IslandLock, LoadedInfo, Reader, load_latest
 from isthmus.clock import SystemClock
 from isthmus.config import LoadedRun, load_run
 from isthmus.errors import CheckpointError, ConfigError
@@ -29,8 +30,6 @@ from isthmus.session.waiting import Waiter
 from isthmus.terms import Goodbye, Phase
 
 _PROVISIONAL = "the weights at the end are provisional: not every fragment was agreed with every island of the run"
-
-_NO_CHECKPOINTS = "an island of several ranks writes no checkpoints yet: started again, it adopts the others' weights"
 
 Result = Literal["done", "interrupted", "failed"]
 """How an island's part of the run ended."""
@@ -58,7 +57,7 @@ class Island:
         self._lock = IslandLock(site.loaded.own_paths.root)
         at_gateway(site.ranks, self._lock.acquire)
         try:
-            state, info = together(site.ranks, lambda: _newest_checkpoint(site))
+            state, info = _newest_checkpoint(site)
             self._open(state, resumed_from=info.name if info else None)
         except BaseException:
             self._lock.release()
@@ -66,8 +65,6 @@ class Island:
         for skipped in info.skipped if info else ():
             what = f"checkpoint {skipped.name} is damaged and was passed over: {skipped.reason}"
             self.record(records.Alarm, what=what, severity="error")
-        if site.ranks.size > 1:
-            self.record(records.Alarm, what=_NO_CHECKPOINTS, severity="warning")
 
     @classmethod
     def join(
@@ -121,7 +118,7 @@ class Island:
             masters=masters,
             ranks=ranks,
         )
-        training = Training(model, optimizer, data)
+        training = Training(model, optimizer, data, ranks)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
         island = cls(site)
         island._get_ready()
@@ -209,11 +206,14 @@ class Island:
         self._site.accord.request_stop()
 
     def save(self) -> None:
-        """Write a checkpoint now; an island of several ranks writes none yet."""
+        """Write a checkpoint now, and wait for it; of an island of several ranks, all call it."""
         self.engine.save()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the island's state, for a loop that keeps its own checkpoints; store it before the next step."""
+        """All of the island's state, for a loop that keeps its own checkpoints; store it before the next step.
+
+        All ranks call it; where there are several, each has ``Part``s of tensors in it, and gets back its own.
+        """
         return self.engine.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -336,16 +336,11 @@ class Island:
 
 
 def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo | None]:
+    ranks, folder = site.ranks, site.loaded.own_paths.checkpoints
+    reader = Reader(ranks.rank, ranks.size, partial(together, ranks), lambda own: ranks.collect(own)[0])
     try:
-        found = load_latest(site.storage)
-        if found is not None and site.ranks.size > 1:
-            raise CheckpointError(
-                "an island of several ranks cannot go on from a checkpoint yet",
-                got=found[1].name,
-                mend="Go on with one process, or start in an empty directory.",
-            )
+        found = load_latest(site.storage, reader)
     except OSError as error:
-        folder = site.loaded.own_paths.checkpoints
         raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
     return (None, None) if found is None else found
 

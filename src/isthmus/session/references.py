@@ -7,7 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.session.groups import Group, Matrices, named, require_same, stack
+from isthmus.checkpoint import Source
+from isthmus.fragments import Fragment
+from isthmus.island import Ranks
+from isthmus.parts import Part
+from isthmus.session.groups import Group, Matrices
+from isthmus.session.stored import row_parts, rows_to_save, take
 
 Reference = Matrices
 """c of one edge and fragment, as far as it is this rank's; None stands for no reference (c = 0)."""
@@ -19,10 +24,14 @@ class References:
     Args:
         slow: The slow weights that the run begins with, by fragment.
         peers: The other islands; what the run began with is kept until the last of them was met.
+        fragments: How the model is cut.
+        ranks: The island's.
     """
 
-    def __init__(self, slow: Sequence[Matrices], peers: Sequence[str]) -> None:
-        self._peers = tuple(peers)
+    def __init__(
+        self, slow: Sequence[Matrices], peers: Sequence[str], fragments: Sequence[Fragment], ranks: Ranks
+    ) -> None:
+        self._peers, self._fragments, self._ranks = tuple(peers), tuple(fragments), ranks
         self._groups = [tuple(matrices) for matrices in slow]
         self._met: dict[tuple[str, int], Reference | None] = {}
         self._initial: dict[int, Reference] = {}
@@ -43,7 +52,7 @@ class References:
         others = (peer for peer in self._peers if peer not in peers)
         if own is not None and all(self.of(peer, fragment) is not own for peer in others):
             return own
-        return {group: group.empty() for group in self._groups[fragment]}
+        return self._empty(fragment)
 
     def set(self, peers: Sequence[str], fragment: int, reference: Reference | None) -> None:
         """Give these edges a reference, or none."""
@@ -58,15 +67,15 @@ class References:
         ``shared`` names the peer under which the others find it.
         """
         first: dict[int, str] = {}
-        references: dict[tuple[str, int], dict[str, Tensor] | None] = {}
+        references: dict[tuple[str, int], Mapping[str, Tensor | Part] | None] = {}
         shared: dict[tuple[str, int], str] = {}
         for key, reference in self._met.items():
             owner = key[0] if reference is None else first.setdefault(id(reference), key[0])
             if owner != key[0]:
                 shared[key] = owner
             else:
-                references[key] = None if reference is None else named(reference)
-        initial = {fragment: named(reference) for fragment, reference in self._initial.items()}
+                references[key] = None if reference is None else self._saved(key[1], reference)
+        initial = {fragment: self._saved(fragment, reference) for fragment, reference in self._initial.items()}
         return {"initial": initial, "references": references, "shared": shared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -90,10 +99,16 @@ class References:
             if peer in self._peers:
                 self.set([peer], fragment, reference)
 
-    def _placed(self, fragment: int, tensors: Mapping[str, Tensor]) -> Reference:
-        groups = self._groups[fragment]
-        require_same("reference", {entry.name: entry.shape for group in groups for entry in group.entries}, tensors)
-        return stack(groups, tensors)
+    def _saved(self, fragment: int, reference: Reference) -> Mapping[str, Tensor | Part]:
+        return rows_to_save(self._fragments[fragment].entries, reference, self._ranks)
+
+    def _placed(self, fragment: int, stored: Mapping[str, Source]) -> Reference:
+        reference = self._empty(fragment)
+        take("reference", row_parts(self._fragments[fragment].entries, reference, self._ranks), stored)
+        return reference
+
+    def _empty(self, fragment: int) -> Reference:
+        return {group: group.empty() for group in self._groups[fragment]}
 
 
 def _copy(matrices: Mapping[Group, Tensor]) -> Matrices:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+import torch
 
+from isthmus.checkpoint import Source, fill
 from isthmus.codec import Slice, slices
 from isthmus.errors import CodecError
 from isthmus.fragments import Entry, Fragment
 from isthmus.island import Ranks
+from isthmus.parts import Part
 from isthmus.rows import share
 from isthmus.session.accord import Accord
 from isthmus.terms import Header, LinkEvent, LinkSample, Message, PublicationReceived
@@ -34,14 +37,14 @@ class Shares:
         if not 0 <= header.fragment < len(self._fragments):
             return False
         try:
-            parts = self._of(header)
+            parts = self._of(header.fragment, header.codec)
         except CodecError:
             return False
         return payload.nbytes == sum(map(_length, parts))
 
     def gather(self, header: Header, own: memoryview, room: Callable[[int], memoryview]) -> memoryview | None:
         """All ranks' shares as one payload, at the gateway, in memory that ``room`` gives; None at the others."""
-        parts = self._of(header)
+        parts = self._of(header.fragment, header.codec)
         shares = self._ranks.gather(own, [_length(part) for part in parts])
         if self._ranks.rank:
             return None
@@ -56,18 +59,47 @@ class Shares:
 
     def scatter(self, header: Header, whole: memoryview) -> memoryview:
         """This rank's share of a payload that the gateway has."""
-        parts = self._of(header)
+        parts = self._of(header.fragment, header.codec)
         shares = []
         if self._ranks.rank == 0:
             shares = [memoryview(b"".join(whole[place] for place in part)) for part in parts]
         return self._ranks.scatter(shares, _length(parts[self._ranks.rank]))
 
-    def _of(self, header: Header) -> list[list[slice]]:
+    def to_save(self, fragment: int, codec: str, own: memoryview) -> bytes | dict[str, Part]:
+        """A payload as it is saved: its bytes where there is one rank, else this one's part of every entry's."""
+        if self._ranks.size == 1:
+            return bytes(own)
+        return {name: part for name, part, _ in self._entries(fragment, codec, own)}
+
+    def saved(self, fragment: int, codec: str, stored: bytes | Mapping[str, Source]) -> memoryview:
+        """This rank's share of what ``to_save`` gave at any number of ranks."""
+        own = memoryview(bytearray(_length(self._of(fragment, codec)[self._ranks.rank])))
+        if isinstance(stored, Mapping):
+            fill((stored[name], part) for name, part, _ in self._entries(fragment, codec, own))
+        else:
+            whole = torch.frombuffer(bytearray(stored or b"-"), dtype=torch.uint8)
+            fill((whole[place], part) for _, part, place in self._entries(fragment, codec, own))
+        return own
+
+    def _entries(self, fragment: int, codec: str, own: memoryview) -> Iterator[tuple[str, Part, slice]]:
+        """Of each entry its name, this rank's part of its bytes, and where in a whole payload all of them lie."""
+        entries, at = self._fragments[fragment].entries, 0
+        for entry, its in zip(entries, slices(entries, codec, self._embedding_codec), strict=False):
+            rows = share(entry.rows, entry.row_length, rank=self._ranks.rank, size=self._ranks.size)
+            part = its.part(rows.start, rows.stop - rows.start)
+            data = (
+                torch.frombuffer(own, dtype=torch.uint8, offset=at, count=part.num_bytes) if part.num_bytes else _NONE
+            )
+            at += part.num_bytes
+            place = slice(its.offset, its.offset + its.num_bytes)
+            yield entry.name, Part((its.num_bytes,), (part.offset - its.offset,), data), place
+
+    def _of(self, fragment: int, codec: str) -> list[list[slice]]:
         """Where each rank's share lies in a payload."""
-        key = header.fragment, header.codec
+        key = fragment, codec
         if key not in self._parts:
-            entries, size = self._fragments[header.fragment].entries, self._ranks.size
-            whole = slices(entries, header.codec, self._embedding_codec)  # none without payload
+            entries, size = self._fragments[fragment].entries, self._ranks.size
+            whole = slices(entries, codec, self._embedding_codec)  # none without payload
             self._parts[key] = [list(_places(entries, whole, rank, size)) for rank in range(size)]
         return self._parts[key]
 
@@ -154,6 +186,8 @@ def _length(places: Sequence[slice]) -> int:
 
 _UNFIT = memoryview(b"?")
 """In place of a share of a payload that does not fit its header: no share is one byte long, so it is refused."""
+
+_NONE = torch.empty(0, dtype=torch.uint8)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[LinkEvent])

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 import isthmus
-from isthmus.checkpoint import LocalStorage, Storage, raise_incarnation
+from isthmus.checkpoint import LocalStorage, raise_incarnation
 from isthmus.clock import Clock
 from isthmus.config import LoadedRun
 from isthmus.errors import IdentityError
 from isthmus.identity import verify
-from isthmus.island import Alone, Ranks, at_gateway
+from isthmus.island import Alone, Ranks, TorchRanks, at_gateway, open_ranks
 from isthmus.observe import records
 from isthmus.observe.journal import RecordWriter
 from isthmus.observe.narrator import Narrator
@@ -26,8 +26,9 @@ from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.accord import Accord
 from isthmus.session.cutting import Cut
 from isthmus.session.engine import Effects, Engine
+from isthmus.session.keeping import Keeper, SharedKeeper
 from isthmus.session.memory import Plan
-from isthmus.session.shares import SharedLink, Shares
+from isthmus.session.shares import SharedLink
 from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
 from isthmus.terms import SignedHeader
@@ -81,13 +82,19 @@ class Site:
     precision: str = ""
     manifest_digest: str = ""
     ranks: Ranks = field(default_factory=Alone)
-    storage: Storage = field(init=False)
+    storage: LocalStorage = field(init=False)
     writer: RecordWriter | None = field(init=False)
     narrator: Narrator = field(init=False)
     accord: Accord = field(init=False)
+    keeper: Keeper | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
+        self.keeper = (
+            SharedKeeper(self.storage, self.loaded.island.checkpoint.keep, self.clock, self.ranks, background)
+            if isinstance(self.ranks, TorchRanks) and isinstance(background := open_ranks(), TorchRanks)
+            else None
+        )
         self.writer = at_gateway(self.ranks, lambda: RecordWriter(self.loaded.own_paths.records, self.clock))
         self.narrator = Narrator(self.loaded.member.name)
         self.accord = Accord(self.ranks, self.clock)
@@ -103,10 +110,11 @@ class Site:
             storage=self.storage,
             sink=self.sink,
             codec=self.loaded.run.mixing.codec,
-            keep_checkpoints=self.loaded.island.checkpoint.keep,
             layout_lines=self.model.layout_lines,
             check_held=self.signed_here,
             accord=None if self.ranks.size == 1 else self.accord,
+            keep_checkpoints=self.loaded.island.checkpoint.keep,
+            keeper=self.keeper,
         )
         try:
             engine = Engine(
@@ -129,8 +137,7 @@ class Site:
         own = at_gateway(self.ranks, lambda: SturdyLink(self.open_link(self.loaded, incarnation)))
         if own is not None and self.ranks.size == 1:
             return own
-        slow, embedding_codec = self.model.slow, self.loaded.run.mixing.embedding_codec
-        return SharedLink(own, self.accord, Shares(slow.fragments, embedding_codec, self.ranks))
+        return SharedLink(own, self.accord, self.model.slow.shares)
 
     def sink(self, record: records.Record) -> None:
         """Write a record, and log what of it a person should hear; the gateway does so for all ranks."""

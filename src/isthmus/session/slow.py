@@ -19,6 +19,7 @@ from isthmus.codec import NO_CODEC, Slice, check_part, decode_parts, encode_part
 from isthmus.errors import CodecError
 from isthmus.fragments import Entry, Fragment, Kind, Policy
 from isthmus.island import Alone, Ranks, together
+from isthmus.parts import Part
 from isthmus.rows import in_order as leaves_in_order
 from isthmus.rows import leaf_digests, share
 from isthmus.session.fast import FastWeights
@@ -30,12 +31,13 @@ from isthmus.session.groups import (
     group_entries,
     in_order,
     named,
-    require_same,
     rows_of,
     stack,
 )
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.references import References
+from isthmus.session.shares import Shares
+from isthmus.session.stored import row_parts, take
 from isthmus.terms import NO_REFERENCE, Header
 
 
@@ -68,6 +70,7 @@ class SlowState:
     ) -> None:
         self.fragments = tuple(fragments)
         self._embedding_codec, self._ranks = embedding_codec, ranks or Alone()
+        self.shares = Shares(self.fragments, embedding_codec, self._ranks)
         self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle)
         self._groups = [
             group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.device_of)
@@ -78,7 +81,7 @@ class SlowState:
             {group: torch.zeros_like(slow) for group, slow in matrices.items() if group.kind is Kind.PARAMETER}
             for matrices in self._slow
         ]
-        self._references = References(self._slow, tuple(peers))
+        self._references = References(self._slow, tuple(peers), self.fragments, self._ranks)
         self._layouts: dict[tuple[int, str], dict[str, Slice]] = {}
         self.initial_hashes = tuple(self._hash(index, slow) for index, slow in enumerate(self._slow))
 
@@ -263,14 +266,16 @@ class SlowState:
             self._fast.restore(kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Slow weights, velocities, references and fp32 masters, as tensors to be stored before the next change.
+        """Slow weights, velocities, references and fp32 masters, to be stored before the next change.
 
-        All other fast weights are the model's own. For references see ``References.state_dict``.
+        Tensors where there is one rank, else this one's parts of them. All other fast weights are the model's own. For
+        references see ``References.state_dict``.
         """
+        masters = {name: part.local if self._ranks.size == 1 else part for name, part in self._fast.masters.items()}
         return {
-            "slow": self.slow_weights(),
-            "masters": self._fast.masters,
-            "velocity": _named(self._velocity),
+            "slow": self._saved(self._slow),
+            "masters": masters,
+            "velocity": self._saved(self._velocity),
             **self._references.state_dict(),
         }
 
@@ -281,13 +286,24 @@ class SlowState:
         Raises:
             ShapeError: It belongs to another model.
         """
-        own = {"slow": self.slow_weights(), "velocity": _named(self._velocity), "masters": self._fast.masters}
-        for kind, tensors in own.items():
-            require_same(kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, state[kind])
-            for name, tensor in tensors.items():
-                tensor.copy_(state[kind][name])
-        self._fast.mirror(own["masters"])
+        take("slow", self._parts(self._slow), state["slow"])
+        take("velocity", self._parts(self._velocity), state["velocity"])
+        take("master", self._fast.masters, state["masters"])
+        self._fast.mirror(self._fast.masters)
         self._references.load_state_dict(state)
+
+    def _saved(self, all_matrices: Sequence[Matrices]) -> dict[str, Tensor | Part]:
+        """What ``state_dict`` gives of the whole model."""
+        parts = self._parts(all_matrices)
+        return dict(parts) if self._ranks.size > 1 else dict(_named(all_matrices))
+
+    def _parts(self, all_matrices: Sequence[Matrices]) -> dict[str, Part]:
+        """This rank's parts of the whole model."""
+        kinds = {Kind.PARAMETER} if all_matrices is self._velocity else set(Kind)
+        parts: dict[str, Part] = {}
+        for fragment, matrices in zip(self.fragments, all_matrices, strict=True):
+            parts |= row_parts([entry for entry in fragment.entries if entry.kind in kinds], matrices, self._ranks)
+        return parts
 
     def _apply(self, order: Arrive, group: Group, piece: Piece, published: Tensor, merged: Tensor) -> None:
         slow = self._slow[order.fragment][group][piece.rows]

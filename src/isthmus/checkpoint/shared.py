@@ -1,0 +1,150 @@
+"""Checkpoints of several processes: tensors in shards, of which each process writes its own; the rest by the first.
+
+Two steps: ``draft`` copies the state, between two training steps and at all processes at once; ``commit`` writes the
+copy while training goes on, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from isthmus.checkpoint.checkpoint import (
+    SHARDS,
+    SavedInfo,
+    ShardFile,
+    hash_files,
+    next_name,
+    not_saved,
+    write_state,
+)
+from isthmus.checkpoint.safetensors_file import Leaf
+from isthmus.checkpoint.storage import LocalStorage
+from isthmus.checkpoint.structure import flatten
+from isthmus.errors import CheckpointError
+from isthmus.files import sync_folder
+from isthmus.parts import Part
+
+
+class Team(Protocol):
+    """All processes that save together; every call is made by all of them."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number; 0 writes what is not in shards."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def group(self) -> Any:
+        """They, as torch.distributed knows them."""
+        ...
+
+    def collect(self, own: bytes) -> list[bytes]:
+        """What each gave, at every one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A copy of a state, to be written."""
+
+    name: str
+    step: int
+    structure: str
+    leaves: Mapping[str, Leaf]
+    parts: Mapping[str, Part]
+
+
+def draft(storage: LocalStorage, step: int, state: Mapping[str, Any], team: Team) -> Draft:
+    """Copy a state to the host; of tensors that all have, each is copied by one process.
+
+    Args:
+        storage: Where the state will be written.
+        step: The step it belongs to.
+        state: As ``save`` takes it; tensors as parts, the rest the same at all processes.
+        team: All processes.
+
+    Raises:
+        CheckpointError: The state cannot be stored, or is not the same at all processes.
+    """
+    structure, leaves = flatten(dict(state))
+    whole = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Part)}
+    parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Part)}
+    told = team.collect(msgspec.msgpack.encode((next_name(storage) if team.rank == 0 else "", structure)))
+    name, wanted = msgspec.msgpack.decode(told[0], type=tuple[str, str])
+    differ = [rank for rank, each in enumerate(told) if msgspec.msgpack.decode(each)[1] != wanted]
+    if differ:
+        raise CheckpointError(
+            "the ranks of this island do not hold the same state",
+            got=f"another structure than rank 0's at ranks {differ}",
+            wanted="tensors of the same names and shapes, and the same plain values",
+        )
+    return Draft(name, step, structure, whole, _copied(parts, team))
+
+
+def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
+    """Write a draft; durable when this returns. What was saved, at the first process; None at the others.
+
+    Raises:
+        CheckpointError: A process could not write, at all of them; older checkpoints stay good.
+    """
+    from isthmus.checkpoint.shards import write_shards  # takes a second to import
+
+    folder = storage.root / f"{drawn.name}{SHARDS}"
+    try:
+        write_shards(folder, drawn.parts, size=team.size, group=team.group)
+        files = _verify(folder, team)
+        if team.rank:
+            return None
+        storage.sweep()
+        sync_folder(folder)
+        return write_state(storage, drawn.name, drawn.step, drawn.structure, drawn.leaves, files)
+    except (OSError, CheckpointError) as error:
+        raise not_saved(drawn.step, error) from error
+
+
+def _copied(parts: Mapping[str, Part], team: Team) -> dict[str, Part]:
+    """Copies on the host; of what all processes have, the one that has the least to copy so far keeps it."""
+    loads = [0] * team.size
+    copied = {}
+    for name, part in parts.items():
+        if part.is_copy:
+            rank = loads.index(min(loads))
+            loads[rank] += part.num_bytes
+            if rank != team.rank:
+                copied[name] = part.without_values()
+                continue
+        copied[name] = replace(part, local=_on_host(part.local.detach()))
+    if torch.accelerator.is_available():
+        torch.accelerator.current_stream().synchronize()
+    return copied
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _verify(folder: Any, team: Team) -> tuple[ShardFile, ...]:
+    """All files with their hashes, each hashed by one process; all processes must see them all."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    told = team.collect(msgspec.msgpack.encode((names, hash_files(folder, names[team.rank :: team.size]))))
+    seen = [msgspec.msgpack.decode(each, type=tuple[list[str], list[ShardFile]]) for each in told]
+    if any(each[0] != seen[0][0] for each in seen):
+        raise CheckpointError(
+            "the ranks of this island do not see the same files",
+            got=f"{folder} holds other files at other ranks",
+            wanted="one run directory for all of them, on a file system that they share",
+        )
+    return tuple(sorted((file for each in seen for file in each[1]), key=lambda file: file.name))
