@@ -8,7 +8,7 @@ set -eu
 run=$1 tokens=${2:-400000}
 
 isthmus init "$run" --islands west,east --preset micro --tokens "$tokens"
-sed -i 's/^window_steps = .*/window_steps = 12/; s/^optimizer = .*/optimizer = "adamw"/' "$run/run.toml"
+sed -i 's/^window_steps = .*/window_steps = 12/' "$run/run.toml"
 sed -i 's/^evaluate_bytes = .*/evaluate_bytes = 20000/' "$run/run.toml"
 isthmus roster sign "$run"
 sed -i 's/^batch_size = .*/batch_size = 12/; s/^precision = .*/precision = "bf16-autocast"/' "$run/islands/west/island.toml"

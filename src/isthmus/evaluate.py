@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from isthmus.checkpoint import LocalStorage, Source, export_safetensors, fill, load_exported, load_latest
+from isthmus.checkpoint import LocalStorage, export_safetensors, load_exported, load_latest
 from isthmus.config import BYTE_TOKENS, RunPaths, load_shared, resolve_model
 from isthmus.data import load_tokenizer, open_held_out
 from isthmus.errors import CheckpointError
 from isthmus.model import Decoder, ModelConfig, build_model
-from isthmus.parts import Part
+from isthmus.parts import Part, Source, fill
 from isthmus.scoring import Scorer, held_out_specs
 
 MODEL_NAME = "model.safetensors"

@@ -33,6 +33,7 @@ from isthmus.island import (
     compile_blocks,
     is_gateway,
     native_bf16,
+    open_collectives,
     recompute_activations,
     start_ranks,
     whole_state,
@@ -128,6 +129,7 @@ class Trainer:
             learning_rate=base_learning_rate(loaded),
             weight_decay=train.weight_decay,
             refresh_steps=train.refresh_steps,
+            collectives=open_collectives(),
         )
 
     def step(self, stream: Stream, progress: float) -> tuple[int, Tensor]:

@@ -53,7 +53,7 @@ def main(run_dir: Path) -> None:
     with pytest.raises(ShapeError, match=r"master of '0.weight' is not divided"):
         cut_model(sharded, masters=masters, **settings)
     for optimizer in ("shampoo", "muon"):
-        with pytest.raises(ConfigError, match="does not yet train parameters that are sharded"):
+        with pytest.raises(ConfigError, match="does not train parameters that are sharded"):
             build_optimizer(fully_shard(model()), optimizer, learning_rate=0.1)
     with pytest.raises(ConfigError, match=r"^the gateway cannot; got 1; wanted 2\. Mend it\.$"):
         at_gateway(ranks, fails)

@@ -15,7 +15,7 @@ from losses import CONFIG
 from torch import Tensor
 
 import isthmus
-from isthmus.island import Layout, Parallel, Precision
+from isthmus.island import Layout, Parallel, Precision, open_collectives
 from isthmus.island.ranks import num_ranks
 from isthmus.model import build_model
 from isthmus.optim import build_optimizer
@@ -45,7 +45,9 @@ def run(run_dir: Path, what: str, parallel: Parallel, optimizer_name: str) -> di
     """Train to the end; the losses after the save, and what was held at it."""
     model, data = build_model(CONFIG, seed=1), Batches()
     layout = Layout(model, parallel, batch_size=8)
-    optimizer = build_optimizer(model, optimizer_name, learning_rate=3e-3, refresh_steps=4)
+    optimizer = build_optimizer(
+        model, optimizer_name, learning_rate=3e-3, refresh_steps=4, collectives=open_collectives()
+    )
     torch.manual_seed(num_ranks() + (dist.get_rank() if num_ranks() > 1 else 0))
     losses, noise, saved = [], [], ""
     with isthmus.Island.join(run_dir, name="solo", model=layout.model, optimizer=optimizer, data=data) as island:

@@ -35,7 +35,19 @@ def test_payloads_references_and_weights_are_bit_for_bit_those_of_one_process(ra
     ],
 )
 def test_losses_and_weights_are_those_of_one_process(ranks: int, layouts: Sequence[str]) -> None:
-    torchrun(ranks, HERE / "losses.py", *layouts)
+    torchrun(ranks, HERE / "losses.py", "adamw", *layouts)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [(2, ("ddp", "fsdp=2", "tp=2", "ep=2")), (3, ("fsdp=3",)), (4, ("fsdp=2", "fsdp=2,tp=2", "fsdp=2,ep=2"))],
+)
+def test_shampoo_works_on_whole_blocks_whatever_the_layout(ranks: int, layouts: Sequence[str]) -> None:
+    torchrun(ranks, HERE / "preconditioned.py", *layouts)
+
+
+def test_losses_under_shampoo_are_those_of_one_process() -> None:
+    torchrun(2, HERE / "losses.py", "shampoo", "ddp", "fsdp=2", "tp=2", "ep=2")
 
 
 @pytest.mark.parametrize("way", ["join", "attach"])
@@ -62,21 +74,22 @@ def resume(run_dir: Path, what: str, ranks: int, layout: str, optimizer: str) ->
 
 
 @pytest.mark.parametrize(
-    ("first", "others"),
+    ("optimizer", "first", "others"),
     [
-        ((2, "fsdp=2"), [(2, "fsdp=2"), (1, "alone"), (4, "fsdp=2,tp=2")]),
-        ((1, "alone"), [(2, "ep=2")]),
-        ((4, "fsdp=2,ep=2"), [(2, "tp=2")]),
+        ("adamw", (2, "fsdp=2"), [(2, "fsdp=2"), (1, "alone"), (4, "fsdp=2,tp=2")]),
+        ("adamw", (4, "fsdp=2,ep=2"), [(2, "tp=2")]),
+        ("shampoo", (2, "fsdp=2"), [(2, "fsdp=2"), (1, "alone")]),
+        ("shampoo", (1, "alone"), [(2, "ep=2")]),
     ],
 )
-def test_an_island_goes_on_with_other_ranks_and_another_layout(tmp_path: Path, first, others) -> None:
+def test_an_island_goes_on_with_other_ranks_and_another_layout(tmp_path: Path, optimizer, first, others) -> None:
     began_at = write_small_run(tmp_path / "first", "solo", tokens=10**6).root
-    begun = resume(began_at, "begin", *first, "adamw")
+    begun = resume(began_at, "begin", *first, optimizer)
     for place, other in enumerate(others):
         copy = tmp_path / f"other{place}"
         shutil.copytree(began_at, copy)
-        gone_on = resume(copy, "go-on", *other, "adamw")
+        gone_on = resume(copy, "go-on", *other, optimizer)
         assert gone_on["saved"] == begun["saved"]
-        assert gone_on["losses"] == pytest.approx(begun["losses"], rel=0, abs=1e-4)
+        assert gone_on["losses"] == pytest.approx(begun["losses"], rel=0, abs=1e-4 if optimizer == "adamw" else 1e-2)
         if other == first:
             assert gone_on == begun, "as if it had never stopped"

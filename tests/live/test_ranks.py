@@ -22,7 +22,7 @@ from small_runs import Child, alarms, change_file, children, last_step, records_
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "two_sites_torchrun.sh"
-TWO_HEADS = {"model": {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8}, "train": {"optimizer": "adamw"}}
+TWO_HEADS = {"model": {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8}}
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.checkpoint import LocalStorage, commit, draft, fill, load_latest, prune, save
+from isthmus.checkpoint import LocalStorage, commit, draft, load_latest, prune, save
 from isthmus.errors import CheckpointError, ShapeError
-from isthmus.parts import Part, rows_part
+from isthmus.parts import Part, fill, rows_part
 
 MATRIX = torch.arange(35.0).reshape(7, 5)
 

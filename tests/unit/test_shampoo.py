@@ -6,8 +6,9 @@ import copy
 import io
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from isthmus.errors import ConfigError, ShapeError
 from isthmus.optim import Shampoo, shampoo_groups
 from isthmus.optim.blocks import VARIANTS
-from isthmus.optim.refreshes import plan_refreshes
-from isthmus.optim.tiles import cut, stack_up
+from isthmus.optim.owners import divide
+from isthmus.optim.refreshes import Refresh, plan_refreshes, plan_share
+from isthmus.optim.tiles import Stack, cut, stack_up
+from isthmus.parts import Part
 
 
 def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -425,64 +428,188 @@ def test_state_takes_the_bytes_that_the_docs_say() -> None:
 # -- turns and owners --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("owners", [1, 3])
-@pytest.mark.parametrize("every", [1, 4, 20])
-def test_every_block_has_one_turn_and_one_owner_and_no_step_carries_more_than_its_share(
-    every: int, owners: int
-) -> None:
-    shapes = [torch.Size(shape) for shape in ((96, 32, 16), (40, 48), (8, 8), (64, 8, 8), (1, 7))]
-    stacks = stack_up(cut(shapes, 24), [torch.device("cpu")] * len(shapes))
-    seen = {(index, block): 0 for index, stack in enumerate(stacks) for block in range(stack.blocks)}
-    loads: dict[tuple[int, int], int] = {}
-    turns = plan_refreshes(stacks, every=every, owners=owners)
-    assert len(turns) == every
+SHAPES = [torch.Size(shape) for shape in ((96, 32, 16), (40, 48), (8, 8), (64, 8, 8), (1, 7), (2, 30, 20))]
+
+
+def blocks_of(stacks: Sequence[Stack], turns: Sequence[Sequence[Refresh]]) -> dict[tuple[int, int, int], int]:
+    """The turn of every block: parameter, tile and matrix."""
+    found = {}
     for turn, refreshes in enumerate(turns):
         for refresh in refreshes:
-            _, rows, columns = stacks[refresh.stack].shape
-            for block in range(refresh.part.start, refresh.part.stop):
-                seen[refresh.stack, block] += 1
-                loads[turn, refresh.owner] = loads.get((turn, refresh.owner), 0) + rows**3 + columns**3
-    assert set(seen.values()) == {1}
+            places = [
+                (tile.parameter, tile.index, matrix)
+                for tile in stacks[refresh.stack].tiles
+                for matrix in range(tile.matrices.start, tile.matrices.stop)
+            ]
+            for place in places[refresh.part]:
+                assert place not in found
+                found[place] = turn
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 4, 20])
+def test_every_block_has_one_turn_and_no_step_carries_more_than_its_share(every: int) -> None:
+    stacks = stack_up(cut(SHAPES, 24), [torch.device("cpu")] * len(SHAPES))
+    turns = plan_refreshes(stacks, every=every)
+    assert len(turns) == every
+    assert len(blocks_of(stacks, turns)) == sum(stack.blocks for stack in stacks)
     costs = [stack.shape[1] ** 3 + stack.shape[2] ** 3 for stack in stacks]
     total = sum(cost * stack.blocks for cost, stack in zip(costs, stacks, strict=True))
-    assert max(loads.values()) <= total / (every * owners) + max(costs)
+    for refreshes in turns:
+        load = sum(costs[each.stack] * (each.part.stop - each.part.start) for each in refreshes)
+        assert load <= total / every + max(costs)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_owners_divide_all_blocks_evenly_and_refresh_them_in_the_turns_of_one_process(ranks: int) -> None:
+    tiles, devices = [*cut(SHAPES, 24)], [torch.device("cpu")] * len(SHAPES)
+    whole = stack_up(tiles, devices)
+    wanted = blocks_of(whole, plan_refreshes(whole, every=5))
+    owned = divide(tiles, [shape[0] if len(shape) == 3 else 1 for shape in SHAPES], ranks)
+    found: dict[tuple[int, int, int], int] = {}
+    for own in owned:
+        stacks = stack_up(own, devices)
+        mine = blocks_of(stacks, plan_share([stacks], [whole], every=5))
+        assert not found.keys() & mine.keys()
+        found |= mine
+    assert found == wanted
+    loads = [sum(tile.count * sum(side**2 for side in tile.shape) for tile in own) for own in owned]
+    assert max(loads) <= 1.4 * sum(loads) / ranks
 
 
 class Threads:
-    """Collectives of threads of this process."""
+    """Collectives of threads of this process, each of which holds all weights, or its slice of one dimension."""
 
-    def __init__(self, rank: int, barrier: threading.Barrier, shared: dict[int, Sequence[Tensor]]) -> None:
+    def __init__(self, rank: int, barrier: threading.Barrier, board: dict[int, object], sliced: int | None) -> None:
         self.rank, self.num_ranks = rank, barrier.parties
-        self._barrier, self._shared = barrier, shared
-        self.sent = 0
+        self._barrier, self._board, self._sliced = barrier, board, sliced
+        self.received = 0
 
-    def broadcast(self, tensors: Sequence[Tensor], owner: int) -> None:
-        if self.rank == owner:
-            self._shared[owner] = tensors
-            self.sent += sum(tensor.shape[0] for tensor in tensors)
+    def part_of(self, tensor: Tensor) -> Part:
+        if self._sliced is None or tensor.ndim <= self._sliced:
+            return Part.whole(tensor.detach())
+        offsets = [0] * tensor.ndim
+        length, tensor = tensor.shape[self._sliced], tensor.detach()
+        most = -(-length // self.num_ranks)
+        offsets[self._sliced] = first = min(length, self.rank * most)
+        local = tensor.narrow(self._sliced, first, min(most, length - first))
+        return Part(tuple(tensor.shape), tuple(offsets), local)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return self.part_of(tensor).local
+
+    def collect(self, own: bytes) -> list[bytes]:
+        return self._all(own)
+
+    def exchange(self, sent: Tensor, sizes: Sequence[int], arriving: Sequence[int]) -> Tensor:
+        pieces = [each[self.rank] for each in self._all(sent.split([*sizes]))]
+        assert [len(piece) for piece in pieces] == [*arriving]
+        self.received += sum(arriving)
+        return torch.cat(pieces)
+
+    def _all(self, own: Any) -> list[Any]:
+        self._board[self.rank] = own
         self._barrier.wait(timeout=60)
-        for mine, theirs in zip(tensors, self._shared[owner], strict=True):
-            mine.copy_(theirs)
+        found = [self._board[rank] for rank in range(self.num_ranks)]
         self._barrier.wait(timeout=60)
+        return found
 
 
-def test_owners_divide_the_refreshes_and_all_hold_what_one_alone_would() -> None:
-    own, optimizer = mixed()
-    drive(optimizer, 10)
-    barrier, shared = threading.Barrier(2), {}
-    ranks = [Threads(rank, barrier, shared) for rank in range(2)]
-    pairs = [mixed(collectives=rank) for rank in ranks]
-    threads = [threading.Thread(target=drive, args=(each, 10)) for _, each in pairs]
+def at_all(work: Callable[[int], None], ranks: int) -> None:
+    """Do something in a thread for each rank."""
+    failed: list[BaseException] = []
+
+    def guarded(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    for weights, each in pairs:
-        assert same(own, weights)
-        assert all(
-            same([*optimizer.state[a].values()], [*each.state[b].values()]) for a, b in zip(own, weights, strict=True)
-        )
-    assert all(rank.sent > 0 for rank in ranks)
+    assert not failed, failed
+
+
+def spread(ranks: int, sliced: int | None, **settings: object) -> tuple[list[Threads], list[Any]]:
+    barrier, board = threading.Barrier(ranks), {}
+    team = [Threads(rank, barrier, board, sliced) for rank in range(ranks)]
+    return team, [mixed(collectives=each, weight_decay=0.2, **settings) for each in team]
+
+
+def close(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, two, strict=True))
+
+
+def whole_state(team: Sequence[Threads], optimizers: Sequence[Shampoo]) -> dict[str, Any]:
+    """What the ranks' parts of a state make up."""
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    whole = {number: {} for number in states[0]["state"]}
+    for number, tensors in whole.items():
+        for name, like in states[0]["state"][number].items():
+            made = torch.full(like.shape, torch.nan)
+            for state in states:
+                part = state["state"][number][name]
+                if not part.is_empty:
+                    made[part.box] = part.local
+            assert not made.isnan().any(), "all of it is somebody's"
+            tensors[name] = made
+    return {**states[0], "state": whole}
+
+
+@pytest.mark.parametrize("variant", ["soap", "kl-shampoo"])
+@pytest.mark.parametrize("sliced", [None, 0, 1, 2])
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_the_numbers_do_not_depend_on_ranks_or_on_how_they_hold_the_weights(
+    ranks: int, sliced: int | None, variant: str
+) -> None:
+    own, alone = mixed(weight_decay=0.2, variant=variant)
+    drive(alone, 10)
+    team, pairs = spread(ranks, sliced, variant=variant)
+    at_all(lambda rank: drive(pairs[rank][1], 10), ranks)
+    for each, (weights, _) in zip(team, pairs, strict=True):
+        assert close([each.local(p) for p in own], [each.local(p) for p in weights])
+    kept = whole_state(team, [optimizer for _, optimizer in pairs])
+    for number, tensors in alone.state_dict()["state"].items():
+        assert kept["state"][number].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            if "factor" in name:  # only the lower triangle counts
+                assert close([tensor.tril()], [kept["state"][number][name].tril()])
+            elif "step" in name or "rotated" in name:
+                assert torch.equal(tensor, kept["state"][number][name])
+    numels = [
+        sum(tensor.numel() for parameter in optimizer.state.values() for tensor in parameter.values())
+        for _, optimizer in pairs
+    ]
+    assert sum(numels) < 1.5 * sum(t.numel() for each in alone.state.values() for t in each.values())
+    assert all(each.received > 0 for each in team)
+
+
+@pytest.mark.parametrize(("before", "after"), [((3, 0), (2, 1)), ((2, None), (5, 0)), ((3, 2), (1, None))])
+def test_another_number_of_ranks_goes_on(before: tuple[int, int | None], after: tuple[int, int | None]) -> None:
+    own, alone = mixed(weight_decay=0.2)
+    drive(alone, 9)
+    team, pairs = spread(*before)
+    at_all(lambda rank: drive(pairs[rank][1], 4), before[0])
+    stored = whole_state(team, [optimizer for _, optimizer in pairs])
+    made = [torch.full_like(p, torch.nan) for p in own]
+    for each, (weights, _) in zip(team, pairs, strict=True):
+        for parameter, whole in zip(weights, made, strict=True):
+            whole[each.part_of(parameter).box] = each.local(parameter)
+    others, again = spread(*after)
+
+    def go_on(rank: int) -> None:
+        weights, optimizer = again[rank]
+        for parameter, whole in zip(weights, made, strict=True):
+            parameter.data.copy_(whole)
+        optimizer.load_state_dict(stored)
+        drive(optimizer, 5, first=4)
+
+    at_all(go_on, after[0])
+    for each, (weights, _) in zip(others, again, strict=True):
+        assert close([each.local(p) for p in own], [each.local(p) for p in weights])
 
 
 # -- which parameters --------------------------------------------------------------------------------------------------

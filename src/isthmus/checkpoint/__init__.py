@@ -7,7 +7,6 @@ on schedule. No file is ever unpickled; whatever is damaged is a ``CheckpointErr
 from isthmus.checkpoint.checkpoint import LoadedInfo, Reader, SavedInfo, Skipped, load_latest, prune, save
 from isthmus.checkpoint.export import export_safetensors, load_exported
 from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
-from isthmus.checkpoint.filling import Source, Stored, fill
 from isthmus.checkpoint.incarnation import raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
 from isthmus.checkpoint.packed import pack, unpack
@@ -27,14 +26,11 @@ __all__ = [
     "Reader",
     "SavedInfo",
     "Skipped",
-    "Source",
     "Storage",
-    "Stored",
     "Team",
     "commit",
     "draft",
     "export_safetensors",
-    "fill",
     "load_exported",
     "load_latest",
     "pack",

@@ -22,13 +22,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from isthmus.checkpoint.filling import Stored
 from isthmus.checkpoint.safetensors_file import Leaf, decode, encode
 from isthmus.checkpoint.storage import LocalStorage, Storage
 from isthmus.checkpoint.structure import flatten, unflatten
 from isthmus.errors import CheckpointError
 from isthmus.files import Chunk
-from isthmus.parts import Part
+from isthmus.parts import Part, Stored
 
 T = TypeVar("T")
 

@@ -37,9 +37,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from isthmus.checkpoint.filling import Stored
 from isthmus.errors import CheckpointError
-from isthmus.parts import Part
+from isthmus.parts import Part, Stored
 
 FILE_BYTES = 1 << 29
 """About so much of what one rank writes goes into one file: torch makes each in memory first."""

@@ -1,6 +1,7 @@
 """One island's inside: its ranks, how they hold the model, and the numeric precision they compute in."""
 
 from isthmus.island.blocks import compile_blocks, recompute_activations
+from isthmus.island.collectives import RankCollectives, open_collectives
 from isthmus.island.held import hold, local_part, part_of, reshard, spread_like, whole_state
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
@@ -14,6 +15,7 @@ __all__ = [
     "Layout",
     "Parallel",
     "Precision",
+    "RankCollectives",
     "Ranks",
     "TorchRanks",
     "at_gateway",
@@ -22,6 +24,7 @@ __all__ = [
     "is_gateway",
     "local_part",
     "native_bf16",
+    "open_collectives",
     "open_ranks",
     "part_of",
     "recompute_activations",

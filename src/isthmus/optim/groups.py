@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from isthmus.optim.collectives import Collectives
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
@@ -16,11 +18,13 @@ class OptimizerSettings:
         learning_rate: Base learning rate; a schedule may scale it.
         weight_decay: Decoupled decay of matrices, per step and unit of learning rate.
         refresh_steps: Steps between two refreshes of a preconditioner, where the optimizer has one.
+        collectives: The ranks that train the model together, for an optimizer whose work they divide.
     """
 
     learning_rate: float
     weight_decay: float = 0.1
     refresh_steps: int = 10
+    collectives: Collectives | None = None
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -29,7 +33,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Frozen parameters are left out, a shared parameter is listed once.
     """
     matrices, heads, rest = _sorted(model)
-    return _filled({"params": [*matrices, *heads], "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0})
+    groups = {"params": [*matrices, *heads], "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}
+    return [part for group in _filled(*groups) for part in _by_mesh(group)]
 
 
 def shampoo_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -62,11 +67,13 @@ def _sorted(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def _filled(*groups: dict[str, Any]) -> list[dict[str, Any]]:
-    """Groups without empty ones; parameters that are sharded otherwise are a group of their own."""
-    found = []
-    for group in groups:
-        by_mesh: dict[object, list[Tensor]] = {}
-        for parameter in group["params"]:
-            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-        found += [{**group, "params": members} for members in by_mesh.values()]
-    return found
+    """Groups without empty ones."""
+    return [group for group in groups if group["params"]]
+
+
+def _by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group for each mesh over which parameters are sharded: torch's optimizers take no others together."""
+    by_mesh: dict[object, list[Tensor]] = {}
+    for parameter in group["params"]:
+        by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{**group, "params": members} for members in by_mesh.values()]

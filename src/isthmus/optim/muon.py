@@ -82,8 +82,7 @@ class Muon(torch.optim.Optimizer):
 
 def _build(group: dict[str, Any]) -> _Inner:
     as_matrices, rest = split(group)
-    for parameter in as_matrices:
-        require_whole(parameter, "Muon")
+    require_whole(as_matrices, "Muon")
     inner: _Inner = []
     if as_matrices:
         parts = [(p, [*p.detach()] if p.ndim == 3 else [p.detach()]) for p in as_matrices]

@@ -1,71 +1,64 @@
-"""When which blocks are refreshed, and by whom: no step and no owner carries the whole cost."""
+"""When which blocks are refreshed: no step carries the whole cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
 
 from isthmus.optim.tiles import Stack
 
 
-class Collectives(Protocol):
-    """What an optimizer asks of the processes that hold the same parameters and see the same gradients."""
-
-    @property
-    def rank(self) -> int:
-        """This process's number."""
-        ...
-
-    @property
-    def num_ranks(self) -> int:
-        """How many processes there are."""
-        ...
-
-    def broadcast(self, tensors: Sequence[Tensor], owner: int) -> None:
-        """Give ``tensors``, of the same shapes on all ranks, the values that rank ``owner`` has, in place."""
-        ...
-
-
-class Alone:
-    """The collectives of a single process."""
-
-    rank = 0
-    num_ranks = 1
-
-    def broadcast(self, tensors: Sequence[Tensor], owner: int) -> None:
-        """Nobody else is there."""
-
-
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Blocks of one stack that are refreshed at once, by one owner."""
+    """Blocks of one stack that are refreshed at once."""
 
     stack: int
     part: slice
-    owner: int
 
 
-def plan_refreshes(stacks: Sequence[Stack], *, every: int, owners: int) -> list[list[Refresh]]:
-    """What is refreshed in each of ``every`` turns.
+def plan_refreshes(stacks: Sequence[Stack], *, every: int) -> list[list[Refresh]]:
+    """What is refreshed in each of ``every`` turns: the blocks, in order, are cut into turns of equal cost."""
+    turns: list[list[Refresh]] = [[] for _ in range(every)]
+    for index, places in enumerate(_turns_of(stacks, every)):
+        for turn, part in _runs(places):
+            turns[turn].append(Refresh(index, part))
+    return turns
 
-    The blocks, in order, are cut into turns of equal cost, and each turn into owners' shares of equal cost; the cost of
-    a block is its rows' and columns' cubes.
+
+def plan_share(own: Sequence[Sequence[Stack]], whole: Sequence[Sequence[Stack]], *, every: int) -> list[list[Refresh]]:
+    """``plan_refreshes`` for the blocks that one rank owns, each in the turn that it has in one process.
+
+    Args:
+        own: The rank's stacks by group of parameters; refreshes count them end to end.
+        whole: All blocks, as one process stacks them up, by group.
+        every: So many turns.
     """
+    found: dict[tuple[int, int, int, int], int] = {}
+    flat = [(group, stack) for group, stacks in enumerate(whole) for stack in stacks]
+    for (group, stack), places in zip(flat, _turns_of([stack for _, stack in flat], every), strict=True):
+        found |= {(group, *block): place for block, place in zip(_blocks(stack), places, strict=True)}
+    turns: list[list[Refresh]] = [[] for _ in range(every)]
+    mine = [(group, stack) for group, stacks in enumerate(own) for stack in stacks]
+    for index, (group, stack) in enumerate(mine):
+        for turn, part in _runs([found[group, *block] for block in _blocks(stack)]):
+            turns[turn].append(Refresh(index, part))
+    return turns
+
+
+def _turns_of(stacks: Sequence[Stack], every: int) -> Iterator[list[int]]:
+    """The turn of each block of each stack; the cost of a block is its rows' and columns' cubes."""
     costs = [sum(side**3 for side in stack.shape[1:]) for stack in stacks]
     total = sum(cost * stack.blocks for cost, stack in zip(costs, stacks, strict=True))
-    turns: list[list[Refresh]] = [[] for _ in range(every)]
     before = 0
-    for index, (cost, stack) in enumerate(zip(costs, stacks, strict=True)):
-        places = [
-            (2 * before + (2 * block + 1) * cost) * every * owners // (2 * total) for block in range(stack.blocks)
-        ]
-        for place, part in _runs(places):
-            turns[place // owners].append(Refresh(index, part, place % owners))
+    for cost, stack in zip(costs, stacks, strict=True):
+        yield [(2 * before + (2 * block + 1) * cost) * every // (2 * total) for block in range(stack.blocks)]
         before += cost * stack.blocks
-    return turns
+
+
+def _blocks(stack: Stack) -> Iterator[tuple[int, int, int]]:
+    """Parameter, tile and matrix of each block."""
+    for tile in stack.tiles:
+        yield from ((tile.parameter, tile.index, matrix) for matrix in range(tile.matrices.start, tile.matrices.stop))
 
 
 def _runs(places: Sequence[int]) -> Iterator[tuple[int, slice]]:

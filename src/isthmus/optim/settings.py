@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,18 +70,19 @@ def check_gradients(parameters: Sequence[Tensor]) -> None:
             )
 
 
-def require_whole(parameter: Tensor, optimizer: str) -> None:
-    """Refuse a parameter that is sharded over ranks.
+def require_whole(parameters: Iterable[Tensor], optimizer: str) -> None:
+    """Refuse parameters that are sharded over ranks.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: One is.
     """
-    if hasattr(parameter, "device_mesh"):
-        raise ConfigError(
-            f"{optimizer} does not yet train parameters that are sharded over ranks",
-            got=f"a parameter {tuple(parameter.shape)} on {parameter.device_mesh}",
-            mend='Train with optimizer = "adamw" where weights are sharded.',
-        )
+    for parameter in parameters:
+        if hasattr(parameter, "device_mesh"):
+            raise ConfigError(
+                f"{optimizer} does not train parameters that are sharded over ranks",
+                got=f"a parameter {tuple(parameter.shape)} on {parameter.device_mesh}",
+                mend="Use Shampoo(..., collectives=isthmus.island.RankCollectives()), or AdamW.",
+            )
 
 
 def _is_number(value: Any) -> bool:
@@ -91,7 +92,6 @@ def _is_number(value: Any) -> bool:
 
 def _check_parameter(parameter: Tensor, *, matrices: bool) -> None:
     got = f"{tuple(parameter.shape)} {parameter.dtype}"
-    require_whole(parameter, "Shampoo")
     if parameter.is_complex():
         mend = "Train its real and imaginary parts."
         raise ShapeError("Shampoo does not train complex parameters", got=got, mend=mend)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from torch.optim import Optimizer
 from isthmus.errors import ConfigError, IsthmusError, ShapeError
 from isthmus.optim.bases import full_precision
 from isthmus.optim.blocks import VARIANTS, Blocks, begin_blocks, state_shapes
-from isthmus.optim.refreshes import Alone, Collectives, Refresh, plan_refreshes
-from isthmus.optim.settings import check_gradients, check_group, check_settings, split
+from isthmus.optim.collectives import Alone, Collectives
+from isthmus.optim.refreshes import Refresh, plan_refreshes, plan_share
+from isthmus.optim.rounds import Round, plan_rounds
+from isthmus.optim.settings import check_gradients, check_group, check_settings, require_whole, split
 from isthmus.optim.tiles import Stack, Tile, cut, stack_up
 from isthmus.optim.vectors import adamw_shapes, adamw_state, adamw_step
+from isthmus.parts import Part, Source, fill
 
 MAX_BLOCK = 2048
 """Most rows and columns of a block, by default."""
@@ -37,6 +41,10 @@ class Shampoo(Optimizer):
     State is fp32 whatever the parameters are: for a block 2 (m n + m² + n²) elements, 24 bytes per element of a
     square one (AdamW: 8).
 
+    Of several processes each owns some blocks: it alone keeps their state, is given their whole gradients however the
+    parameters are sharded, and gives their changes to all that hold the weights. So the numbers are those of one
+    process. ``state_dict`` then gives ``Part``s of tensors, and any number of processes goes on from them.
+
     Args:
         params: As any optimizer's. A group may have its own ``lr``, ``betas``, ``eps`` and ``weight_decay``, and
             ``matrices=False``.
@@ -50,10 +58,10 @@ class Shampoo(Optimizer):
             al. 2023, arXiv:2309.06497). ``"kl-shampoo"``: L^-1/2 M R^-1/2 of the weighed factors, likewise.
         refresh_steps: Every block's eigenbases are refreshed once in as many steps, each block in its turn.
         max_block: Most rows and columns of a block.
-        collectives: Where several processes see the same gradients: how they divide the refreshes.
+        collectives: The processes, where several train one model: ``isthmus.island.RankCollectives()``.
 
     Raises:
-        ConfigError: A setting is out of its range.
+        ConfigError: A setting is out of its range, or a parameter is sharded and there are no collectives.
         ShapeError: A parameter is empty or complex, or one in a group of matrices has no or more than three dimensions.
 
     Example:
@@ -78,6 +86,7 @@ class Shampoo(Optimizer):
         self._collectives = collectives or Alone()
         self._layouts: list[_Layout] = []
         self._turns: list[list[Refresh]] = []
+        self._begun = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "matrices": True, "variant": variant, "turn": 0})
 
@@ -91,6 +100,8 @@ class Shampoo(Optimizer):
         super().add_param_group(param_group)
         try:
             check_group(self.param_groups[-1])
+            if self._collectives.num_ranks == 1:
+                require_whole(self.param_groups[-1]["params"], "Shampoo without collectives")
         except IsthmusError:
             del self.param_groups[-1]
             raise
@@ -117,23 +128,40 @@ class Shampoo(Optimizer):
         with torch.autocast(parameters[0].device.type, enabled=False):
             for group, layout in zip(self.param_groups, self._layouts, strict=True):
                 self._step_vectors(group, layout.vectors)
-                for index in range(len(layout.stacks)):
+                for index in range(len(layout.stacks) if layout.rounds is None else 0):
                     self._step_stack(group, layout, index)
+                for each in layout.rounds or ():
+                    self._step_round(group, layout, each)
             self._refresh()
+        self._begun = True
         for group in self.param_groups:
             group["turn"] += 1
         return loss
 
+    takes_parts = True
+    """``load_state_dict`` takes tensors that are stored in parts, too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of one process, as any optimizer's; of several, every tensor as the ``Part`` that this one has of it."""
+        state = super().state_dict()
+        if self._collectives.num_ranks > 1:
+            parts = self._parts()
+            parameters = [each for group in self.param_groups for each in group["params"]]
+            state["state"] = {number: parts[each] for number, each in enumerate(parameters) if each in parts}
+        return state
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what ``state_dict`` gave, bit for bit: state stays fp32 under parameters of any type.
+
+        It may come from another number of processes.
 
         Raises:
             ConfigError: The state is of another variant; nothing was changed.
             ShapeError: It belongs to other parameters or to another ``max_block``; nothing was changed.
         """
         self._lay_out()
-        taken: dict[Tensor, Mapping[str, Tensor]] = {}
+        taken: dict[Tensor, Mapping[str, Source]] = {}
 
         def check(_: Optimizer, final: dict[str, Any]) -> None:  # after all other hooks
             taken.update(self._by_parameter(final))
@@ -150,7 +178,7 @@ class Shampoo(Optimizer):
             after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("refresh_steps", "_max_block", "_variant", "_collectives")
+        settings = ("refresh_steps", "_max_block", "_variant", "_collectives", "_begun")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -161,14 +189,17 @@ class Shampoo(Optimizer):
             self._take(dict(self.state))
 
     def _lay_out(self) -> None:
-        """Cut what is not cut yet, and plan the refreshes."""
+        """Cut what is not cut yet, and plan the refreshes. All processes make the call."""
         for group in self.param_groups[len(self._layouts) :]:
-            self._layouts.append(_Layout(group, self._max_block))
-        stacks = [stack for layout in self._layouts for stack in layout.stacks]
-        every, owners = self.refresh_steps, self._collectives.num_ranks
-        self._turns = plan_refreshes(stacks, every=every, owners=owners)
+            self._layouts.append(_Layout(group, self._max_block, self._collectives))
+        if self._collectives.num_ranks == 1:
+            stacks = [stack for layout in self._layouts for stack in layout.stacks]
+            self._turns = plan_refreshes(stacks, every=self.refresh_steps)
+        else:
+            own, whole = [*zip(*[(each.stacks, each.whole) for each in self._layouts], strict=True)]
+            self._turns = plan_share(own, whole, every=self.refresh_steps)
 
-    def _by_parameter(self, state_dict: Mapping[str, Any]) -> dict[Tensor, Mapping[str, Tensor]]:
+    def _by_parameter(self, state_dict: Mapping[str, Any]) -> dict[Tensor, Mapping[str, Source]]:
         """A state's tensors by our parameters, if they fit."""
         groups = state_dict["param_groups"]
         for saved, own in zip(groups, self.param_groups, strict=False):
@@ -184,28 +215,53 @@ class Shampoo(Optimizer):
             _check_fit(shapes[parameter], tensors)
         return found
 
-    def _take(self, stored: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    def _take(self, stored: Mapping[Tensor, Mapping[str, Source]]) -> None:
         """Make all state anew, with the values of ``stored``."""
         self.state = defaultdict(dict)
+        self._begun = any(parameter in stored for layout in self._layouts for parameter in layout.parameters)
         for layout in self._layouts:
             layout.blocks = [None] * len(layout.stacks)
             for parameter in layout.vectors:
                 if parameter in stored:
-                    self.state[parameter] = adamw_state(parameter)
+                    self.state[parameter] = adamw_state(self._collectives.local(parameter))
             for index, stack in enumerate(layout.stacks):
                 if any(_key("step", tile) in stored.get(layout.parameters[tile.parameter], {}) for tile in stack.tiles):
                     self._begin(layout, index)
-        for parameter, tensors in stored.items():
-            for name, tensor in tensors.items():
-                self.state[parameter][name].copy_(tensor)
+        parts = self._parts()
+        fill((source, parts[each][name]) for each, sources in stored.items() for name, source in sources.items())
+
+    def _parts(self) -> dict[Tensor, dict[str, Part]]:
+        """What this process has of all state; of several, also of tiles that others own."""
+        if self._collectives.num_ranks == 1:
+            return {each: {name: Part.whole(own) for name, own in state.items()} for each, state in self.state.items()}
+        parts: dict[Tensor, dict[str, Part]] = {}
+        for layout in self._layouts:
+            for parameter in layout.vectors:
+                if parameter in self.state:
+                    held, own = self._collectives.part_of(parameter), self.state[parameter]
+                    like = {name: replace(held, local=own[name]) for name in ("exp_avg", "exp_avg_sq")}
+                    parts[parameter] = {"step": Part.whole(own["step"]), **like}
+            for tile in layout.whole_tiles() if self._begun else ():
+                parameter = layout.parameters[tile.parameter]
+                parts.setdefault(parameter, {}).update(layout.parts_of(tile, self.state[parameter]))
+        return parts
 
     def _step_vectors(self, group: dict[str, Any], vectors: Sequence[Tensor]) -> None:
-        trained = [parameter for parameter in vectors if parameter.grad is not None]
-        for parameter in trained:
+        trained, gradients, states = [], [], []
+        for parameter in vectors:
+            if parameter.grad is None:
+                continue
+            held = self._collectives.local(parameter)
             if parameter not in self.state:
-                self.state[parameter] = adamw_state(parameter)
+                self.state[parameter] = adamw_state(held)
+            if held.numel() == 0:
+                self.state[parameter]["step"] += 1
+                continue
+            trained.append(held)
+            gradients.append(self._collectives.local(parameter.grad))
+            states.append(self.state[parameter])
         settings = {name: group[name] for name in ("lr", "eps", "weight_decay")}
-        adamw_step(trained, [self.state[parameter] for parameter in trained], betas=group["betas"][:2], **settings)
+        adamw_step(trained, gradients, states, betas=group["betas"][:2], **settings)
 
     def _step_stack(self, group: dict[str, Any], layout: _Layout, index: int) -> None:
         stack = layout.stacks[index]
@@ -219,6 +275,19 @@ class Shampoo(Optimizer):
             direction.addcmul_(stack.gather(layout.parameters), counted, value=group["weight_decay"])
         stack.subtract(layout.parameters, direction.mul_(group["lr"]))
 
+    def _step_round(self, group: dict[str, Any], layout: _Layout, each: Round) -> None:
+        """Step with all processes; whatever has no gradient here, may have one elsewhere."""
+        local = self._collectives.local
+        held = [local(parameter) for parameter in layout.parameters]
+        gradients = [None if parameter.grad is None else local(parameter.grad) for parameter in layout.parameters]
+        index_of = {id(stack): index for index, stack in enumerate(layout.stacks)}
+
+        def blocks_of(stack: Stack) -> Blocks:
+            index = index_of[id(stack)]
+            return layout.blocks[index] or self._begin(layout, index)
+
+        each.step(held, gradients, blocks_of, group)
+
     def _begin(self, layout: _Layout, index: int) -> Blocks:
         """Make a stack's state, and let its parameters' states be views of it."""
         stack = layout.stacks[index]
@@ -229,36 +298,53 @@ class Shampoo(Optimizer):
         return blocks
 
     def _refresh(self) -> None:
-        """Rotate the bases of the blocks whose turn it is; rotations are found by their owners and come to all."""
+        """Rotate the bases of this process's blocks whose turn it is."""
         round_, turn = divmod(self.param_groups[0]["turn"], self.refresh_steps)
         every = [blocks for layout in self._layouts for blocks in layout.blocks]
-        found: list[tuple[int, Blocks, list[Tensor]]] = []
         with full_precision():
             for refresh in self._turns[turn]:
                 blocks = every[refresh.stack]
                 if blocks is not None:
-                    part, is_own = blocks[refresh.part], refresh.owner == self._collectives.rank
-                    found.append((refresh.owner, part, part.rotations() if is_own else part.room()))
-            for owner in sorted({owner for owner, _, _ in found}):
-                sent = [each for its_owner, _, rotations in found if its_owner == owner for each in rotations]
-                self._collectives.broadcast(sent, owner)
-            for _, part, rotations in found:
-                part.rotate(*rotations, straighten=round_ % STRAIGHTEN_ROUNDS == 0)
+                    part = blocks[refresh.part]
+                    part.rotate(*part.rotations(), straighten=round_ % STRAIGHTEN_ROUNDS == 0)
 
 
 class _Layout:
-    """A group's parameters: which are vectors, and how the others are cut."""
+    """A group's parameters: which are vectors, and how the others are cut; of several processes, who owns what.
 
-    def __init__(self, group: Mapping[str, Any], max_block: int) -> None:
+    ``stacks`` are this process's own, ``whole`` those of a single one.
+    """
+
+    def __init__(self, group: Mapping[str, Any], max_block: int, collectives: Collectives) -> None:
         self.parameters, self.vectors = split(group)
-        tiles = cut([parameter.shape for parameter in self.parameters], max_block)
-        self.stacks: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
+        tiles = [*cut([parameter.shape for parameter in self.parameters], max_block)]
+        self.whole: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
+        self.stacks: list[Stack] = self.whole
+        self.rounds: list[Round] | None = None
+        if collectives.num_ranks > 1:
+            self.rounds = [*plan_rounds(self.parameters, tiles, collectives)] if tiles else []
+            self.stacks = [stack for each in self.rounds for stack in each.stacks]
         self.blocks: list[Blocks | None] = [None] * len(self.stacks)
+        self._own = {(tile.parameter, tile.index): tile for stack in self.stacks for tile in stack.tiles}
+
+    def whole_tiles(self) -> Iterator[Tile]:
+        """All tiles, whoever owns them."""
+        for stack in self.whole:
+            yield from stack.tiles
+
+    def parts_of(self, tile: Tile, state: Mapping[str, Tensor]) -> dict[str, Part]:
+        """What this process has of a tile's state."""
+        own, parts = self._own.get((tile.parameter, tile.index)), {}
+        for name, shape in state_shapes(tile.count, *tile.shape).items():
+            first = 0 if own is None else own.matrices.start - tile.matrices.start
+            local = torch.empty((0, *shape[1:])) if own is None else state[_key(name, tile)]
+            parts[_key(name, tile)] = Part(shape, (first,) + (0,) * (len(shape) - 1), local)
+        return parts
 
     def state_shapes(self) -> dict[Tensor, dict[str, tuple[int, ...]]]:
         """What each parameter's state may hold."""
         shapes = {each: adamw_shapes(each) for each in self.vectors}
-        for tile in (tile for stack in self.stacks for tile in stack.tiles):
+        for tile in self.whole_tiles():
             own = shapes.setdefault(self.parameters[tile.parameter], {})
             own |= {_key(name, tile): shape for name, shape in state_shapes(tile.count, *tile.shape).items()}
         return shapes
@@ -274,7 +360,7 @@ def _step_of(name: str) -> str:
     return f"step{dot}{index}"
 
 
-def _check_fit(own: Mapping[str, tuple[int, ...]], stored: Mapping[str, Tensor]) -> None:
+def _check_fit(own: Mapping[str, tuple[int, ...]], stored: Mapping[str, Source]) -> None:
     """Refuse a parameter's stored state of other names or shapes; tiles that were not begun may be missing."""
     begun = {name for name in own if _step_of(name) in stored}
     for name in sorted(begun | stored.keys()):

@@ -26,6 +26,7 @@ class Tile:
         matrices: Which of its matrices.
         rows: Their rows.
         columns: Their columns.
+        whole: Which matrices all of the tile is of, if another rank has some of it.
     """
 
     parameter: int
@@ -33,6 +34,7 @@ class Tile:
     matrices: slice
     rows: slice
     columns: slice
+    whole: slice
 
     @property
     def count(self) -> int:
@@ -58,7 +60,7 @@ def cut(shapes: Sequence[torch.Size], max_block: int) -> Iterator[Tile]:
         largest = max(_length(rows) * _length(columns) for rows, columns in areas)
         parts = _ranges(count, max(1, MOST_ELEMENTS // largest))
         for index, (matrices, (rows, columns)) in enumerate(product(parts, areas)):
-            yield Tile(place, index, matrices, rows, columns)
+            yield Tile(place, index, matrices, rows, columns, whole=matrices)
 
 
 class Stack:
@@ -83,13 +85,17 @@ class Stack:
         """Of a tensor that holds all blocks."""
         return (self.blocks, *self.tiles[0].shape)
 
+    def empty(self) -> Tensor:
+        """A tensor for all blocks, fp32, without values."""
+        return torch.empty(self.shape, dtype=torch.float32, device=self.device)
+
     def divided(self, stacked: Tensor) -> tuple[Tensor, ...]:
         """Views of a tensor [blocks, ...], one for each tile."""
         return stacked.split_with_sizes(self._counts)
 
     def gather(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The blocks of the parameters' tensors as one of fp32, zeros where there is none."""
-        stacked = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+        stacked = self.empty()
         found, places = [], []
         for tile, place in zip(self.tiles, self.divided(stacked), strict=True):
             tensor = tensors[tile.parameter]

@@ -25,6 +25,7 @@ def adamw_state(parameter: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def adamw_step(
     parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     states: Sequence[Mapping[str, Tensor]],
     *,
     lr: float,
@@ -32,14 +33,14 @@ def adamw_step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One step of parameters that have gradients, in place.
+    """One step of parameters, in place.
 
     A parameter that is not fp32, or does not lie end to end in memory as torch's kernel wants it, takes its change from
     a matrix of zeros that took the step.
     """
     if not parameters:
         return
-    gradients = [each.grad.float().contiguous() for each in parameters if each.grad is not None]
+    gradients = [each.float().contiguous() for each in gradients]
     peaks = torch._foreach_norm(gradients, torch.inf)
     trained = [
         each.detach() if _is_plain(each) else torch.zeros_like(g) for each, g in zip(parameters, gradients, strict=True)

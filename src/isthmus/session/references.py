@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.checkpoint import Source
 from isthmus.fragments import Fragment
 from isthmus.island import Ranks
-from isthmus.parts import Part
+from isthmus.parts import Part, Source
 from isthmus.session.groups import Group, Matrices
 from isthmus.session.stored import row_parts, rows_to_save, take
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 import torch
 
-from isthmus.checkpoint import Source, fill
 from isthmus.codec import Slice, slices
 from isthmus.errors import CodecError
 from isthmus.fragments import Entry, Fragment
 from isthmus.island import Ranks
-from isthmus.parts import Part
+from isthmus.parts import Part, Source, fill
 from isthmus.rows import share
 from isthmus.session.accord import Accord
 from isthmus.terms import Header, LinkEvent, LinkSample, Message, PublicationReceived

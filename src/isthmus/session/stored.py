@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.checkpoint import fill
 from isthmus.errors import ShapeError
 from isthmus.fragments import Entry
 from isthmus.island import Ranks
-from isthmus.parts import Part, rows_part
+from isthmus.parts import Part, fill, rows_part
 from isthmus.rows import share
 from isthmus.session.groups import Matrices, in_order, named
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from isthmus.checkpoint import Source, Stored, fill, pack, rng_state, set_rng_state, unpack
+from isthmus.checkpoint import pack, rng_state, set_rng_state, unpack
 from isthmus.errors import CheckpointError, ShapeError
 from isthmus.fragments import canonical_name
 from isthmus.island import Alone, Ranks, part_of, spread_like
-from isthmus.parts import Part
+from isthmus.parts import Part, Source, Stored, fill
 from isthmus.session.optimizer_state import NamedState
 
 
@@ -72,7 +72,7 @@ class Training:
             return {"model": model, "optimizer": optimizer, "data": data, "rng": rng_state()}
         return {
             "model": map_tensors(model, part_of),
-            "optimizer": map_tensors(optimizer, part_of),
+            "optimizer": map_tensors(optimizer, lambda leaf: leaf if isinstance(leaf, Part) else part_of(leaf)),
             "data_of_ranks": _once(self._ranks.collect(pack(data))),
             "rng_of_ranks": self._ranks.collect(pack(rng_state())),
         }
@@ -114,6 +114,9 @@ class Training:
 
     def _load_optimizer(self, stored: Mapping[str, Any]) -> None:
         """Load state that lies as the parameters do where it is of their shape, and whole otherwise."""
+        if getattr(self._optimizer, "takes_parts", False):
+            self._optimizer.load_state_dict(self._named.numbered(stored))
+            return
         parameters = self._named.parameters()
         pairs: list[tuple[Source, Part]] = []
 

@@ -1,0 +1,97 @@
+"""A group's parameters as several ranks work on them: who owns which blocks, and in what rounds they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.optim.blocks import Blocks
+from isthmus.optim.collectives import Collectives
+from isthmus.optim.exchange import Exchange, held_by_all
+from isthmus.optim.owners import as_stack, divide
+from isthmus.optim.tiles import MOST_ELEMENTS, Stack, Tile, stack_up
+
+
+@dataclass(frozen=True)
+class Round:
+    """Parameters whose blocks travel at once.
+
+    Attributes:
+        stacks: This rank's own blocks of them.
+        exchange: Brings them.
+        tiles: Of each of this rank's tiles, as ``exchange`` counts them, the stack and the place in it.
+    """
+
+    stacks: tuple[Stack, ...]
+    exchange: Exchange
+    tiles: tuple[tuple[int, int], ...]
+
+    def step(
+        self,
+        held: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        blocks_of: Callable[[Stack], Blocks],
+        group: Mapping[str, Any],
+    ) -> None:
+        """Let owners direct their blocks, and all holders move their weights.
+
+        Args:
+            held: This rank's part of every parameter.
+            gradients: And of its gradient.
+            blocks_of: The state of a stack.
+            group: Settings.
+        """
+        stacked = [stack.empty() for stack in self.stacks]
+        places = self._by_tile([stack.divided(each) for stack, each in zip(self.stacks, stacked, strict=True)])
+        self.exchange.to_owners(gradients, places)
+        counted = []
+        for stack, directions in zip(self.stacks, stacked, strict=True):
+            counted.append(stack.divided(blocks_of(stack).direct(directions, group["betas"], group["eps"])))
+        own, changes = [], []
+        for parameter, transfer, change, flags in self.exchange.to_holders(places, self._by_tile(counted)):
+            weights = as_stack(held[parameter])[transfer.in_part]
+            if group["weight_decay"]:
+                change.addcmul_(weights.float(), flags, value=group["weight_decay"])
+            own.append(weights)
+            changes.append(change.mul_(group["lr"]))
+        if own:
+            torch._foreach_sub_(own, changes)
+
+    def _by_tile(self, of_stacks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        return [of_stacks[stack][place] for stack, place in self.tiles]
+
+
+def plan_rounds(parameters: Sequence[Tensor], tiles: Sequence[Tile], collectives: Collectives) -> Iterator[Round]:
+    """Divide parameters among ranks, in rounds that take bounded memory. All ranks make the call."""
+    counts = [parameter.shape[0] if parameter.ndim == 3 else 1 for parameter in parameters]
+    owned = divide(tiles, counts, collectives.num_ranks)
+    held = held_by_all({place: collectives.part_of(each) for place, each in enumerate(parameters)}, collectives)
+    devices = [parameter.device for parameter in parameters]
+    ends = _ends(parameters)
+    for _, group in groupby(range(len(parameters)), key=lambda place: ends[place]):
+        places = set(group)
+        in_round = [[tile for tile in own if tile.parameter in places] for own in owned]
+        boxes = [{place: box for place, box in each.items() if place in places} for each in held]
+        stacks = stack_up(in_round[collectives.rank], devices)
+        found = {
+            id(tile): (index, place) for index, stack in enumerate(stacks) for place, tile in enumerate(stack.tiles)
+        }
+        exchange = Exchange(in_round, boxes, collectives, devices[min(places)])
+        yield Round(tuple(stacks), exchange, tuple(found[id(tile)] for tile in in_round[collectives.rank]))
+
+
+def _ends(parameters: Sequence[Tensor]) -> list[tuple[int, torch.device]]:
+    """The round of each parameter; one device a round."""
+    ends: list[tuple[int, torch.device]] = []
+    number = taken = 0
+    for parameter in parameters:
+        if taken and (taken + parameter.numel() > MOST_ELEMENTS or parameter.device != ends[-1][1]):
+            number, taken = number + 1, 0
+        taken += parameter.numel()
+        ends.append((number, parameter.device))
+    return ends
