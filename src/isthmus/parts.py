@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,6 +52,15 @@ class Part:
     def without_values(self) -> Part:
         """The same tensor, of which this process has nothing."""
         return replace(self, local=self.local.new_empty((0,) * max(1, len(self.shape))))
+
+
+@dataclass(frozen=True)
+class Later:
+    """A tensor that is made when it is needed, and not kept."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
 
 
 def rows_part(rows: Tensor, *, first: int, of: int) -> Part:

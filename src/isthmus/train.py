@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from isthmus.checkpoint import export_safetensors
+from isthmus.checkpoint import export_safetensors, file_order
 from isthmus.config import BYTE_TOKENS, DEFAULT_SOURCES, LoadedRun, load_run, resolve_model
 from isthmus.data import (
     HeldOut,
@@ -30,13 +30,13 @@ from isthmus.island import (
     Layout,
     Parallel,
     Precision,
+    WholeState,
     compile_blocks,
     is_gateway,
     native_bf16,
     open_collectives,
     recompute_activations,
     start_ranks,
-    whole_state,
 )
 from isthmus.model import ModelConfig, build_model, next_token_loss
 from isthmus.observe import records
@@ -288,9 +288,10 @@ def export(loaded: LoadedRun, island: Island, trainer: Trainer, manifest: Manife
     Integers count what an island has done since its last step and are not traded: the joint model has none yet.
     """
     path = loaded.own_paths.root / "model.safetensors"
+    whole = WholeState(trainer.model)
     tensors = {
-        name: tensor if tensor.is_floating_point() else torch.zeros_like(tensor)
-        for name, tensor in whole_state(trainer.model).items()
+        name: tensor if tensor.dtype.is_floating_point else torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in whole.tensors.items()
     }
     metadata = {
         "run": loaded.run.hash,
@@ -303,7 +304,9 @@ def export(loaded: LoadedRun, island: Island, trainer: Trainer, manifest: Manife
         "sequence_length": str(loaded.run.train.sequence_length),
         "tokens": str(island.run_tokens),
     }
-    if not is_gateway():
-        return
-    export_safetensors(path, tensors, metadata)
-    log.info("%s exported %s%s", island.name, path, " (provisional: cut off from others)" * island.provisional)
+    try:
+        if is_gateway():
+            export_safetensors(path, tensors, metadata)
+            log.info("%s exported %s%s", island.name, path, " (provisional: cut off from others)" * island.provisional)
+    finally:
+        whole.gather_rest(file_order(tensors))

@@ -9,9 +9,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from isthmus.checkpoint import export_safetensors, load_exported
+from isthmus.checkpoint import export_safetensors, file_order, load_exported
 from isthmus.checkpoint.safetensors_file import encode
 from isthmus.errors import CheckpointError
+from isthmus.parts import Later
 
 WEIGHTS = {
     "odd.bias": torch.tensor([1, 2, 3], dtype=torch.uint8),
@@ -117,3 +118,21 @@ def test_a_malformed_file_is_refused(tmp_path, raw):
     (tmp_path / "bad").write_bytes(raw)
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         load_exported(tmp_path / "bad")
+
+
+def test_tensors_that_are_made_later_are_made_in_order_one_at_a_time(tmp_path):
+    made = []
+
+    def later(name, tensor):
+        def make():
+            made.append(name)
+            return tensor
+
+        return Later(tuple(tensor.shape), tensor.dtype, make)
+
+    tensors = {"a": torch.arange(3).to(torch.bfloat16), "b": torch.arange(6.0).reshape(2, 3), "c": torch.tensor(1.5)}
+    laters = {name: later(name, tensor) for name, tensor in tensors.items()}
+    export_safetensors(tmp_path / "model", {**laters, "d": torch.ones(2)}, {})
+    found, _ = load_exported(tmp_path / "model")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert made == [name for name in file_order({**laters, "d": torch.ones(2)}) if name != "d"] == ["b", "c", "a"]

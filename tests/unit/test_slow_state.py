@@ -64,6 +64,31 @@ def move(model: nn.Module, by: float = 0.5) -> None:
                 parameter.add_(by)
 
 
+def test_slow_state_in_host_memory_changes_nothing_else():
+    models = [Net(), Net()]
+    slows = [slow_of(models[0]), slow_of(models[1], slow_on_host=True)]
+    for turn, (codec, mode) in enumerate([("int4", Mode.CORRECT), ("int8", Mode.ADOPT), ("fp32", Mode.ASSIGN)]):
+        for model, slow in zip(models, slows, strict=True):
+            move(model, 0.1 * (turn + 1))
+            for fragment in (0, 1):
+                slow.depart(fragment, outer_lr=0.7, momentum=0.5)
+                trade_with_copy(slow, fragment, codec, mode)
+            move(model)
+    with slows[0].swapped_in(), slows[1].swapped_in():
+        assert_same_weights(*models)
+    assert_same_weights(*models)
+    assert slows[0].digest() == slows[1].digest()
+    slows[1].load_state_dict(slows[0].state_dict())
+    slows[0].take_in()
+    slows[1].take_in()
+    assert_same_weights(*models)
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
 # -- which tensors -----------------------------------------------------------------------------------------------------
 
 

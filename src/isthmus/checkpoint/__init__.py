@@ -11,6 +11,7 @@ from isthmus.checkpoint.incarnation import raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
 from isthmus.checkpoint.packed import pack, unpack
 from isthmus.checkpoint.rng import rng_state, set_rng_state
+from isthmus.checkpoint.safetensors_file import file_order
 from isthmus.checkpoint.shared import Draft, Team, commit, draft
 from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage
 
@@ -31,6 +32,7 @@ __all__ = [
     "commit",
     "draft",
     "export_safetensors",
+    "file_order",
     "load_exported",
     "load_latest",
     "pack",

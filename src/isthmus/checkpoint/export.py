@@ -10,10 +10,13 @@ import torch
 from isthmus.checkpoint.safetensors_file import decode, encode
 from isthmus.errors import CheckpointError
 from isthmus.files import write_file_atomic
+from isthmus.parts import Later
 
 
-def export_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def export_safetensors(path: Path, tensors: Mapping[str, torch.Tensor | Later], metadata: Mapping[str, str]) -> None:
     """Write ``tensors``, each in its own dtype, to ``path``: whole or not at all.
+
+    Of those that are made later, one is held at a time; ``file_order`` says in what order.
 
     Args:
         path: The file; an older one is replaced once the new one is safe.

@@ -17,8 +17,9 @@ import torch
 
 from isthmus.errors import CheckpointError
 from isthmus.files import Chunk
+from isthmus.parts import Later
 
-Leaf = torch.Tensor | Chunk
+Leaf = torch.Tensor | Chunk | Later
 """What a file holds under one name; bytes are stored as a vector of uint8."""
 
 MAX_HEADER_BYTES = 100_000_000
@@ -73,7 +74,7 @@ def encode(leaves: Mapping[str, Leaf], metadata: Mapping[str, str]) -> Iterator[
     Every tensor is stored by value: those that share memory are stored as often as they are named.
 
     Args:
-        leaves: Dense tensors of any shape and strides, or bytes.
+        leaves: Dense tensors of any shape and strides, bytes, or tensors that are made one after the other.
         metadata: Strings kept in the header.
 
     Raises:
@@ -82,10 +83,14 @@ def encode(leaves: Mapping[str, Leaf], metadata: Mapping[str, str]) -> Iterator[
     """
     for name, leaf in leaves.items():
         check_storable(leaf, name)
-    # Widest elements first keeps every tensor aligned for readers that map the file.
-    order = sorted(leaves, key=lambda name: -_itemsize(leaves[name]))
+    order = file_order(leaves)
     header = _header({name: leaves[name] for name in order}, metadata)
     return _chunks(header, [leaves[name] for name in order])
+
+
+def file_order(leaves: Mapping[str, Leaf]) -> list[str]:
+    """Names in the order of ``encode``: widest elements first keeps tensors aligned for readers that map the file."""
+    return sorted(leaves, key=lambda name: -_itemsize(leaves[name]))
 
 
 def decode(source: Source, num_bytes: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -113,6 +118,8 @@ def check_storable(leaf: Leaf, where: str) -> None:
     Raises:
         CheckpointError: A sharded, sparse, meta, quantized or complex tensor, or a strided view of bytes.
     """
+    if isinstance(leaf, Later):
+        leaf = torch.empty(0, dtype=leaf.dtype)
     if not isinstance(leaf, torch.Tensor):
         if not memoryview(leaf).c_contiguous:
             raise CheckpointError(f"{where} is a strided view of bytes", mend="Copy it with bytes() first.")
@@ -156,7 +163,8 @@ def _header(leaves: Mapping[str, Leaf], metadata: Mapping[str, str]) -> bytes:
 def _chunks(header: bytes, leaves: list[Leaf]) -> Iterator[Chunk]:
     yield header
     for leaf in leaves:
-        yield _raw(leaf) if isinstance(leaf, torch.Tensor) else memoryview(leaf).cast("B")
+        own = leaf.make() if isinstance(leaf, Later) else leaf
+        yield _raw(own) if isinstance(own, torch.Tensor) else memoryview(own).cast("B")
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
@@ -166,19 +174,21 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 
 
 def _itemsize(leaf: Leaf) -> int:
-    return leaf.dtype.itemsize if isinstance(leaf, torch.Tensor) else 1
+    return leaf.dtype.itemsize if isinstance(leaf, torch.Tensor | Later) else 1
 
 
 def _num_bytes(leaf: Leaf) -> int:
-    return leaf.numel() * leaf.dtype.itemsize if isinstance(leaf, torch.Tensor) else memoryview(leaf).nbytes
+    if isinstance(leaf, torch.Tensor | Later):
+        return math.prod(leaf.shape) * leaf.dtype.itemsize
+    return memoryview(leaf).nbytes
 
 
 def _code(leaf: Leaf) -> str:
-    return DTYPE_CODES[leaf.dtype] if isinstance(leaf, torch.Tensor) else "U8"
+    return DTYPE_CODES[leaf.dtype] if isinstance(leaf, torch.Tensor | Later) else "U8"
 
 
 def _shape(leaf: Leaf) -> list[int]:
-    return list(leaf.shape) if isinstance(leaf, torch.Tensor) else [memoryview(leaf).nbytes]
+    return list(leaf.shape) if isinstance(leaf, torch.Tensor | Later) else [memoryview(leaf).nbytes]
 
 
 def _parse_header(header: bytearray) -> tuple[list[_Entry], dict[str, str]]:

@@ -35,6 +35,10 @@ class IslandTable(Table):
     device: str = Field(
         default="auto", min_length=1, description='"auto": the accelerator if there is one, else "cpu".'
     )
+    slow_state: Literal["device", "host"] = Field(
+        default="device",
+        description='Where slow weights, velocity and references lie: with the weights, or in (pinned) "host" memory.',
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads; if absent, torch decides.", examples=[8])
     window_steps: int | None = Field(
         default=None,

@@ -2,7 +2,7 @@
 
 from isthmus.island.blocks import compile_blocks, recompute_activations
 from isthmus.island.collectives import RankCollectives, open_collectives
-from isthmus.island.held import hold, local_part, part_of, reshard, spread_like, whole_state
+from isthmus.island.held import WholeState, hold, local_part, part_of, reshard, spread_like
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
 from isthmus.island.process import start_ranks
@@ -18,6 +18,7 @@ __all__ = [
     "RankCollectives",
     "Ranks",
     "TorchRanks",
+    "WholeState",
     "at_gateway",
     "compile_blocks",
     "hold",
@@ -32,5 +33,4 @@ __all__ = [
     "spread_like",
     "start_ranks",
     "together",
-    "whole_state",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from isthmus.island.ranks import Ranks, is_gateway, num_ranks
-from isthmus.parts import Part
+from isthmus.island.ranks import Ranks
+from isthmus.parts import Later, Part
 from isthmus.rows import share
 
 
@@ -94,17 +95,36 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """A model's state at the gateway, every tensor whole; at the other ranks nothing. All ranks call it."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        whole = tensor.detach()
-        if isinstance(whole, DTensor):
-            with _quiet():
-                whole = whole.full_tensor()
-        if is_gateway():  # one whole tensor at a time on the device
-            state[name] = whole if num_ranks() == 1 else whole.cpu()
-    return state
+class WholeState:
+    """A model's state with every tensor whole; what ranks divide is gathered by all of them, one after the other.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        tensors: By name; those that must be gathered are made later.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors: dict[str, Tensor | Later] = {}
+        self._divided: dict[str, DTensor] = {}
+        for name, tensor in model.state_dict().items():
+            whole = tensor.detach()
+            if isinstance(whole, DTensor):
+                self._divided[name] = whole
+                self.tensors[name] = Later(tuple(whole.shape), whole.dtype, partial(self._gather, name))
+            else:
+                self.tensors[name] = whole
+
+    def gather_rest(self, order: Iterable[str]) -> None:
+        """Take part in gathering all that was not gathered yet."""
+        for name in order:
+            if name in self._divided:
+                self._gather(name)
+
+    def _gather(self, name: str) -> Tensor:
+        with _quiet():
+            return self._divided.pop(name).full_tensor()
 
 
 class _Rows(Held):

@@ -39,6 +39,7 @@ def cut_model(
     embedding_codec: str,
     masters: Mapping[str, Tensor] | None = None,
     ranks: Ranks | None = None,
+    slow_on_host: bool = False,
 ) -> Cut:
     """Cut a model into fragments and make its slow state.
 
@@ -49,6 +50,7 @@ def cut_model(
         embedding_codec: How embeddings are coded.
         masters: fp32 masters of low-precision parameters, by parameter name.
         ranks: The island's; all of them make the call.
+        slow_on_host: Keep slow state in host memory.
 
     Raises:
         ShapeError: A parameter cannot be mixed, with the reason; or the ranks have built different models.
@@ -69,6 +71,7 @@ def cut_model(
         mirrors=mirrors,
         ranks=ranks,
         settle=partial(reshard, model),
+        on_host=slow_on_host,
     )
     return Cut(slow, layout_digest(entries), layout_lines(entries))
 

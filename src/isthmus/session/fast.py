@@ -18,6 +18,7 @@ from isthmus.errors import ShapeError
 from isthmus.island import Ranks, hold, local_part
 from isthmus.parts import Part
 from isthmus.session.groups import Piece, Span
+from isthmus.session.memories import HOST, new_rows
 
 
 class FastWeights:
@@ -28,6 +29,7 @@ class FastWeights:
         mirrors: Low-precision parameters that follow an fp32 master in ``tensors``, by name.
         ranks: The island's.
         settle: Called before the model's tensors are changed.
+        slow_on_host: Whether slow state lies in host memory, wherever these tensors do: rows are copied there and back.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
@@ -39,8 +41,10 @@ class FastWeights:
         mirrors: Mapping[str, Tensor],
         ranks: Ranks,
         settle: Callable[[], None],
+        *,
+        slow_on_host: bool = False,
     ) -> None:
-        self._settle = settle
+        self._settle, self._slow_on_host = settle, slow_on_host
         for name, tensor in tensors.items():
             _require_fp32(name, tensor)
         self._owners = dict(tensors)
@@ -56,9 +60,9 @@ class FastWeights:
         """The tensors that a low-precision parameter follows, as far as they lie here."""
         return {name: self._held[name].part for name in self._mirrors}
 
-    def device_of(self, name: str) -> torch.device:
-        """Where a tensor lies."""
-        return self._held[name].local.device
+    def slow_device_of(self, name: str) -> torch.device:
+        """Where the slow state of a tensor lies."""
+        return HOST if self._slow_on_host else self._held[name].local.device
 
     def check_place(self) -> None:
         """Refuse to go on with a model whose tensors were replaced: what is trained there is no longer seen here.
@@ -103,10 +107,10 @@ class FastWeights:
     def rows(self, piece: Piece) -> Iterator[Tensor]:
         """The fast weights of a piece as one matrix; what is changed in it for the duration, changes in the model."""
         own = self._own(piece)
-        if len(own) == 1:
+        if len(own) == 1 and not self._slow_on_host:
             yield own[0]
             return
-        rows = torch.empty(piece.shape, dtype=torch.float32, device=own[0].device)
+        rows = new_rows(piece.shape, HOST if self._slow_on_host else own[0].device)
         parts = _divided(rows, piece)
         torch._foreach_copy_(parts, own)
         yield rows
@@ -114,7 +118,8 @@ class FastWeights:
 
     def add(self, piece: Piece, rows: Tensor) -> None:
         """Add a matrix to the fast weights of a piece."""
-        torch._foreach_add_(self._own(piece), _divided(rows, piece))
+        own = self._own(piece)
+        torch._foreach_add_(own, _divided(rows.to(own[0].device), piece))
 
     def set(self, piece: Piece, rows: Tensor) -> None:
         """Let the fast weights of a piece be a matrix."""
@@ -137,7 +142,7 @@ class FastWeights:
         """Let the fast weights be made of all ranks' rows [k, n], of which these are this one's. All ranks call it."""
         self._settle()
         for name, held in self._held.items():
-            held.push(rows[name] if name in rows else held.no_rows())
+            held.push(rows[name].to(held.local.device) if name in rows else held.no_rows())
         self.mirror(self._held)
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from isthmus.codec import Slice, rows_at_once
 from isthmus.fragments import Entry, Kind, Policy
+from isthmus.session.memories import new_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Group:
     def empty(self) -> Tensor:
         """A new matrix without values."""
         rows = sum(entry.rows for entry in self.entries)
-        return torch.empty(rows, self.entries[0].row_length, dtype=torch.float32, device=self.device)
+        return new_rows((rows, self.entries[0].row_length), self.device)
 
 
 Matrices = dict[Group, Tensor]
@@ -128,7 +129,7 @@ class Scratch:
         for device in {group.device for group in groups}:
             shapes = [piece.shape for group in groups if group.device == device for piece in group.pieces]
             size = max(rows * row_length for rows, row_length in shapes)
-            self._flat[device] = [torch.empty(size, dtype=torch.float32, device=device) for _ in range(count)]
+            self._flat[device] = [new_rows((size,), device) for _ in range(count)]
 
     def matrices(self, group: Group, piece: Piece) -> list[Tensor]:
         """Matrices for a piece, without values; they hold until the next piece's are taken."""

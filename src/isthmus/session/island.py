@@ -117,6 +117,7 @@ class Island:
             embedding_codec=mixing.embedding_codec,
             masters=masters,
             ranks=ranks,
+            slow_on_host=loaded.island.island.slow_state == "host",
         )
         training = Training(model, optimizer, data, ranks)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)

@@ -111,4 +111,4 @@ class References:
 
 
 def _copy(matrices: Mapping[Group, Tensor]) -> Matrices:
-    return {group: matrix.clone() for group, matrix in matrices.items()}
+    return {group: group.empty().copy_(matrix) for group, matrix in matrices.items()}

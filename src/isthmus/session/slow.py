@@ -52,6 +52,7 @@ class SlowState:
         embedding_codec: How embeddings are coded.
         ranks: The island's. Each of them has its share of the rows of every tensor here, and all make every call.
         settle: Called before the model's tensors are changed.
+        on_host: Keep slow state in host memory, pinned where there is an accelerator, and not beside the weights.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
@@ -67,18 +68,19 @@ class SlowState:
         mirrors: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         settle: Callable[[], None] = lambda: None,
+        on_host: bool = False,
     ) -> None:
         self.fragments = tuple(fragments)
         self._embedding_codec, self._ranks = embedding_codec, ranks or Alone()
         self.shares = Shares(self.fragments, embedding_codec, self._ranks)
-        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle)
+        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle, slow_on_host=on_host)
         self._groups = [
-            group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.device_of)
+            group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.slow_device_of)
             for fragment in self.fragments
         ]
         self._slow = [self._stacked(index) for index in range(len(self.fragments))]
         self._velocity = [
-            {group: torch.zeros_like(slow) for group, slow in matrices.items() if group.kind is Kind.PARAMETER}
+            {group: group.empty().zero_() for group in matrices if group.kind is Kind.PARAMETER}
             for matrices in self._slow
         ]
         self._references = References(self._slow, tuple(peers), self.fragments, self._ranks)

@@ -1,0 +1,14 @@
+"""Where slow state lies: beside the weights, or in host memory that an accelerator can reach by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")
+
+
+def new_rows(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A new fp32 tensor without values; on the host pinned, where there is an accelerator."""
+    pinned = device == HOST and torch.accelerator.is_available()
+    return torch.empty(shape, dtype=torch.float32, device=device, pin_memory=pinned)
