@@ -1,18 +1,21 @@
 """What several ranks cost an island: agreeing at every step boundary, and memory for slow state at each rank.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 bench/ranks.py --json ranks.json
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 bench/ranks.py --pin --json ranks.json
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 bench/ranks.py --parameters 20_000_000
 
-First the ranks agree a few thousand times, as they do once a step when nothing has happened. Then a dense model is
+First the ranks agree a few thousand times, as they do once a step when nothing has happened; with --pin each on a core of
+its own, as they are where there are more cores than threads that are awake. Then a dense model is
 sharded by FSDP2, trained with AdamW, and trades every fragment with one partner, whose publications are its own; what
 live tensors and payloads take beside the model, its gradients and its optimizer is compared with
-(8 + 5.6 bytes a parameter) / ranks + the largest parameter.
+(8 + 5.6 bytes a parameter) / ranks + the largest parameter. Beside it stands what the process held at most meanwhile
+(its resident memory, so with what the allocator keeps), from before slow state was made.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import time
 from pathlib import Path
@@ -84,6 +87,12 @@ def live_bytes() -> int:
     return sum(found.values())
 
 
+def resident_bytes(field: str) -> int:
+    """``VmRSS``, or ``VmHWM``, the most since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def header(fragment: int, num_bytes: int, weight_tokens: int) -> Header:
     return Header(
         run="ab" * 32, sender="b", receiver="a", fragment=fragment, epoch=0, version=0, sender_incarnation=1,
@@ -105,6 +114,8 @@ def memory(ranks: Ranks, parameters: int) -> dict[str, float]:
     model(torch.zeros(1, 4, dtype=torch.int64)).square().mean().backward()
     optimizer.step()
     before = live_bytes()
+    Path("/proc/self/clear_refs").write_text("5")
+    resident = resident_bytes("VmRSS")
 
     slow = cut_model(model, num_fragments=FRAGMENTS, peers=("b",), embedding_codec="int4", ranks=ranks).slow
     shares = Shares(slow.fragments, "int4", ranks)
@@ -120,13 +131,15 @@ def memory(ranks: Ranks, parameters: int) -> dict[str, float]:
         slow.arrive(Arrive(("b",), fragment, mine, (theirs,), 0, Mode.CORRECT), [own, apart])
         kept += [own, apart, bytes(own)]
     taken = live_bytes() - before + sum(len(each) for each in kept)
+    peak = resident_bytes("VmHWM") - resident
     allowed = BYTES_PER_PARAMETER * count / ranks.size + largest
-    most, permitted = ranks.largest(taken, 1.05 * allowed + 64 * MIB)
+    most, permitted, peak_most = ranks.largest(taken, 1.05 * allowed + 64 * MIB, peak)
     return {
         "parameters": count,
         "taken_mib": most / MIB,
         "allowed_mib": permitted / MIB,
         "over_formula": most / allowed,
+        "peak_resident_mib": peak_most / MIB,
     }
 
 
@@ -134,12 +147,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--exchanges", type=int, default=3000)
+    parser.add_argument("--pin", action="store_true", help="each rank on a core of its own")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     facts = machine_facts()
     if dist.is_torchelastic_launched():
         dist.init_process_group()
     ranks = open_ranks()
+    if args.pin:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[ranks.rank % len(cores)]})
     agreed = agree_us(ranks, args.exchanges)
     report = {
         **facts,
