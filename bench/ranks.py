@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 bench/ranks.py --pin --json ranks.json
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 bench/ranks.py --parameters 20_000_000
 
-First the ranks agree a few thousand times, as they do once a step when nothing has happened; with --pin each on a core of
-its own, as they are where there are more cores than threads that are awake. Then a dense model is
+First the ranks agree a few thousand times, as they do once a step when nothing has happened; with --pin each on a core
+of its own, as they are where there are more cores than threads that are awake. Then a dense model is
 sharded by FSDP2, trained with AdamW, and trades every fragment with one partner, whose publications are its own; what
 live tensors and payloads take beside the model, its gradients and its optimizer is compared with
 (8 + 5.6 bytes a parameter) / ranks + the largest parameter. Beside it stands what the process held at most meanwhile
