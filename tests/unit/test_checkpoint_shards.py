@@ -144,6 +144,36 @@ def test_a_disk_that_refuses_is_an_error_and_older_checkpoints_stay(saved: Local
     assert load_latest(saved)[1].step == 2
 
 
+class Quarrel(Team):
+    """A second process that says what the first says, but for one word."""
+
+    def __init__(self, old: bytes, new: bytes) -> None:
+        self._old, self._new = old, new
+
+    def collect(self, own: bytes) -> list[bytes]:
+        return [own, own.replace(self._old, self._new)]
+
+
+def test_what_one_process_cannot_store_no_process_stores(saved: LocalStorage, team: Team):
+    with pytest.raises(CheckpointError, match=r"state of rank 0 cannot be stored; got .*\['x'\].*object"):
+        draft(saved, 3, {"x": object()}, team)
+
+
+def test_processes_with_other_states_are_told_so(saved: LocalStorage):
+    with pytest.raises(
+        CheckpointError, match="do not hold the same state; got another structure than rank 0's at rank 1"
+    ):
+        draft(saved, 3, state(3), Quarrel(b"plain", b"plane"))
+
+
+def test_processes_that_see_other_files_are_told_so_and_leave_none_behind(saved: LocalStorage, team: Team):
+    drawn = draft(saved, 3, state(3), team)
+    with pytest.raises(CheckpointError, match="do not see the same files"):
+        commit(saved, drawn, Quarrel(b"shard-00001", b"shard-00009"))
+    assert not (saved.root / f"{drawn.name}.shards").exists()
+    assert load_latest(saved)[1].step == 2
+
+
 def test_shards_hold_no_pickle(saved: LocalStorage):
     content = shard_of(saved, 2).read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

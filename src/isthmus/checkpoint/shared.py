@@ -6,8 +6,10 @@ copy while training goes on, in a thread of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -76,19 +78,18 @@ def draft(storage: LocalStorage, step: int, state: Mapping[str, Any], team: Team
     Raises:
         CheckpointError: The state cannot be stored, or is not the same at all processes.
     """
-    structure, leaves = flatten(dict(state))
+    name = structure = refused = ""
+    leaves: dict[str, Leaf | Part] = {}
+    try:
+        structure, leaves = flatten(dict(state))
+        name = next_name(storage) if team.rank == 0 else ""
+    except (CheckpointError, OSError) as error:
+        refused = str(error)
+    told = [_decode(each) for each in team.collect(_encode(name, structure, refused))]
+    _require_agreement(told)
     whole = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Part)}
     parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Part)}
-    told = team.collect(msgspec.msgpack.encode((next_name(storage) if team.rank == 0 else "", structure)))
-    name, wanted = msgspec.msgpack.decode(told[0], type=tuple[str, str])
-    differ = [rank for rank, each in enumerate(told) if msgspec.msgpack.decode(each)[1] != wanted]
-    if differ:
-        raise CheckpointError(
-            "the ranks of this island do not hold the same state",
-            got=f"another structure than rank 0's at ranks {differ}",
-            wanted="tensors of the same names and shapes, and the same plain values",
-        )
-    return Draft(name, step, structure, whole, _copied(parts, team))
+    return Draft(told[0][0], step, structure, whole, _copied(parts, team))
 
 
 def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
@@ -109,6 +110,7 @@ def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
         sync_folder(folder)
         return write_state(storage, drawn.name, drawn.step, drawn.structure, drawn.leaves, files)
     except (OSError, CheckpointError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise not_saved(drawn.step, error) from error
 
 
@@ -136,11 +138,19 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def _verify(folder: Any, team: Team) -> tuple[ShardFile, ...]:
+def _verify(folder: Path, team: Team) -> tuple[ShardFile, ...]:
     """All files with their hashes, each hashed by one process; all processes must see them all."""
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    told = team.collect(msgspec.msgpack.encode((names, hash_files(folder, names[team.rank :: team.size]))))
-    seen = [msgspec.msgpack.decode(each, type=tuple[list[str], list[ShardFile]]) for each in told]
+    refused, names, files = "", "", list[ShardFile]()
+    try:
+        found = sorted(path.name for path in folder.glob("*.safetensors"))
+        names, files = "\n".join(found), hash_files(folder, found[team.rank :: team.size])
+    except OSError as error:
+        refused = str(error)
+    told = team.collect(msgspec.msgpack.encode((names, files, refused)))
+    seen = [msgspec.msgpack.decode(each, type=tuple[str, list[ShardFile], str]) for each in told]
+    for _, _, why in seen:
+        if why:
+            raise CheckpointError("a rank cannot read the checkpoint that was just written", got=why)
     if any(each[0] != seen[0][0] for each in seen):
         raise CheckpointError(
             "the ranks of this island do not see the same files",
@@ -148,3 +158,24 @@ def _verify(folder: Any, team: Team) -> tuple[ShardFile, ...]:
             wanted="one run directory for all of them, on a file system that they share",
         )
     return tuple(sorted((file for each in seen for file in each[1]), key=lambda file: file.name))
+
+
+def _encode(*said: str) -> bytes:
+    return msgspec.msgpack.encode(said)
+
+
+def _decode(told: bytes) -> tuple[str, str, str]:
+    return msgspec.msgpack.decode(told, type=tuple[str, str, str])
+
+
+def _require_agreement(told: Sequence[tuple[str, str, str]]) -> None:
+    """Refuse a state that a process cannot store, or that is not the same at all of them."""
+    for rank, (_, structure, refused) in enumerate(told):
+        if refused:
+            raise CheckpointError(f"the state of rank {rank} cannot be stored", got=refused)
+        if structure != told[0][1]:
+            raise CheckpointError(
+                "the ranks of this island do not hold the same state",
+                got=f"another structure than rank 0's at rank {rank}",
+                wanted="tensors of the same names and shapes, and the same plain values",
+            )

@@ -17,7 +17,7 @@ import msgspec
 from isthmus import schedule
 from isthmus.checkpoint import Storage
 from isthmus.clock import Clock
-from isthmus.errors import CodecError
+from isthmus.errors import CheckpointError, CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
 from isthmus.session.accord import Accord
@@ -258,7 +258,10 @@ class Engine:
         """
         effects = self.effects
         keeper = effects.keeper or PromptKeeper(effects.storage, effects.keep_checkpoints, effects.clock)
-        keeper.save(self.memory.step, self.state_dict(), wait=wait)
+        try:
+            keeper.save(self.memory.step, self.state_dict(), wait=wait)
+        except CheckpointError as error:  # the same at all ranks
+            self._warn(f"no checkpoint was written: {error}", severity="error")
         self._note_saves(keeper)
 
     def _note_saves(self, keeper: Keeper) -> None:

@@ -47,6 +47,9 @@ class NamedState:
             raise ValueError(f"the optimizer has other parameters than the checkpoint: {', '.join(differ[:3])}")
         groups = []
         for group in self._optimizer.state_dict()["param_groups"]:
+            if not group["params"]:
+                groups.append(group)
+                continue
             first, *rest = [settings[names[number]] for number in group["params"]]
             if not all(_same(first, other) for other in rest):
                 raise ValueError("parameters of one group had different settings in the checkpoint")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from isthmus.checkpoint import pack, rng_state, set_rng_state, unpack
 from isthmus.errors import CheckpointError, ShapeError
 from isthmus.fragments import canonical_name
-from isthmus.island import Alone, Ranks, part_of, spread_like
+from isthmus.island import Alone, Ranks, part_of, spread_like, together
 from isthmus.parts import Part, Source, Stored, fill
 from isthmus.session.optimizer_state import NamedState
 
@@ -73,7 +73,7 @@ class Training:
         return {
             "model": map_tensors(model, part_of),
             "optimizer": map_tensors(optimizer, lambda leaf: leaf if isinstance(leaf, Part) else part_of(leaf)),
-            "data_of_ranks": _once(self._ranks.collect(pack(data))),
+            "data_of_ranks": _once(self._ranks.collect(together(self._ranks, partial(pack, data)))),
             "rng_of_ranks": self._ranks.collect(pack(rng_state())),
         }
 
