@@ -587,6 +587,25 @@ def test_the_numbers_do_not_depend_on_ranks_or_on_how_they_hold_the_weights(
     assert all(each.received > 0 for each in team)
 
 
+def test_copies_of_ranks_optimizers_go_on_alike_and_late_groups_begin_late() -> None:
+    team, pairs = spread(3, 0)
+
+    def copied(rank: int) -> None:
+        weights, optimizer = pairs[rank]
+        drive(optimizer, 4)
+        twin, again = copy.deepcopy((weights, optimizer), {id(team[rank]): team[rank]})
+        for each in (optimizer, again):
+            drive(each, 3, first=4)
+        assert same([team[rank].local(p) for p in weights], [team[rank].local(p) for p in twin])
+        optimizer.add_param_group({"params": [parameter(6, 4, seed=9), parameter(7, seed=10)]})
+        before = optimizer.state_dict()["state"]
+        assert before.keys() == set(range(len(MIXED)))
+        drive(optimizer, 1)
+        assert optimizer.state_dict()["state"].keys() == set(range(len(MIXED) + 2))
+
+    at_all(copied, 3)
+
+
 @pytest.mark.parametrize(("before", "after"), [((3, 0), (2, 1)), ((2, None), (5, 0)), ((3, 2), (1, None))])
 def test_another_number_of_ranks_goes_on(before: tuple[int, int | None], after: tuple[int, int | None]) -> None:
     own, alone = mixed(weight_decay=0.2)

@@ -86,7 +86,6 @@ class Shampoo(Optimizer):
         self._collectives = collectives or Alone()
         self._layouts: list[_Layout] = []
         self._turns: list[list[Refresh]] = []
-        self._begun = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "matrices": True, "variant": variant, "turn": 0})
 
@@ -132,8 +131,8 @@ class Shampoo(Optimizer):
                     self._step_stack(group, layout, index)
                 for each in layout.rounds or ():
                     self._step_round(group, layout, each)
+                layout.begun = True
             self._refresh()
-        self._begun = True
         for group in self.param_groups:
             group["turn"] += 1
         return loss
@@ -178,15 +177,19 @@ class Shampoo(Optimizer):
             after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("refresh_steps", "_max_block", "_variant", "_collectives", "_begun")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}}
+        settings = ("refresh_steps", "_max_block", "_variant", "_collectives")
+        begun = [layout.begun for layout in self._layouts]
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}, "begun": begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        begun = state.get("begun", [])
+        super().__setstate__({name: value for name, value in state.items() if name != "begun"})
         if "_variant" in state:  # a copy, not a loaded state
             self._layouts = []
             self._lay_out()
-            self._take(dict(self.state))
+            for layout, has_begun in zip(self._layouts, begun, strict=False):
+                layout.begun = has_begun
+            self._take(self._parts())
 
     def _lay_out(self) -> None:
         """Cut what is not cut yet, and plan the refreshes. All processes make the call."""
@@ -218,9 +221,9 @@ class Shampoo(Optimizer):
     def _take(self, stored: Mapping[Tensor, Mapping[str, Source]]) -> None:
         """Make all state anew, with the values of ``stored``."""
         self.state = defaultdict(dict)
-        self._begun = any(parameter in stored for layout in self._layouts for parameter in layout.parameters)
         for layout in self._layouts:
             layout.blocks = [None] * len(layout.stacks)
+            layout.begun = any(parameter in stored for parameter in layout.parameters)
             for parameter in layout.vectors:
                 if parameter in stored:
                     self.state[parameter] = adamw_state(self._collectives.local(parameter))
@@ -241,7 +244,7 @@ class Shampoo(Optimizer):
                     held, own = self._collectives.part_of(parameter), self.state[parameter]
                     like = {name: replace(held, local=own[name]) for name in ("exp_avg", "exp_avg_sq")}
                     parts[parameter] = {"step": Part.whole(own["step"]), **like}
-            for tile in layout.whole_tiles() if self._begun else ():
+            for tile in layout.whole_tiles() if layout.begun else ():
                 parameter = layout.parameters[tile.parameter]
                 parts.setdefault(parameter, {}).update(layout.parts_of(tile, self.state[parameter]))
         return parts
@@ -312,7 +315,7 @@ class Shampoo(Optimizer):
 class _Layout:
     """A group's parameters: which are vectors, and how the others are cut; of several processes, who owns what.
 
-    ``stacks`` are this process's own, ``whole`` those of a single one.
+    ``stacks`` are this process's own, ``whole`` those of a single one. ``begun`` says whether blocks have state.
     """
 
     def __init__(self, group: Mapping[str, Any], max_block: int, collectives: Collectives) -> None:
@@ -325,6 +328,7 @@ class _Layout:
             self.rounds = [*plan_rounds(self.parameters, tiles, collectives)] if tiles else []
             self.stacks = [stack for each in self.rounds for stack in each.stacks]
         self.blocks: list[Blocks | None] = [None] * len(self.stacks)
+        self.begun = False
         self._own = {(tile.parameter, tile.index): tile for stack in self.stacks for tile in stack.tiles}
 
     def whole_tiles(self) -> Iterator[Tile]:
