@@ -121,7 +121,7 @@ def check(layout: str, ranks: TorchRanks) -> None:
             assert apart == own
             many.check(theirs, apart)
             assert one.arrive(meeting, [sent, sent]) == many.arrive(meeting, [own, apart])
-            payload = shares.to_save(fragment, codec, own)
+            payload = shares.to_save(fragment, codec, own.toreadonly())
             assert shares.saved(fragment, codec, payload) == own
             assert shares.saved(fragment, codec, bytes(sent)) == own, "of one process"
             payloads[f"{turn}-{fragment}"] = fragment, codec, payload, bytes(sent)

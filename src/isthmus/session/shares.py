@@ -68,7 +68,8 @@ class Shares:
         """A payload as it is saved: its bytes where there is one rank, else this one's part of every entry's."""
         if self._ranks.size == 1:
             return bytes(own)
-        return {name: part for name, part, _ in self._entries(fragment, codec, own)}
+        writable = memoryview(bytearray(own)) if own.readonly else own  # torch takes no other memory
+        return {name: part for name, part, _ in self._entries(fragment, codec, writable)}
 
     def saved(self, fragment: int, codec: str, stored: bytes | Mapping[str, Source]) -> memoryview:
         """This rank's share of what ``to_save`` gave at any number of ranks."""
