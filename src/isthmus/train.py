@@ -70,9 +70,10 @@ def _run_island(run_dir: Path, loaded: LoadedRun) -> int:
         torch.set_num_threads(own.threads)
     torch.manual_seed(run.run.seed + own.seed_offset)
     trainer, texts = Trainer(loaded), Texts(loaded)
-    for line in describe_manifest(texts.manifest):
-        log.info("%s", line)
-    log.info("%s trains on %s in %s", name, trainer.device, trainer.precision.name)
+    if is_gateway():
+        for line in describe_manifest(texts.manifest):
+            log.info("%s", line)
+        log.info("%s trains on %s in %s", name, trainer.device, trainer.precision.name)
 
     with Island.join(
         run_dir,
