@@ -9,11 +9,9 @@ committed with it.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +20,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from isthmus.checkpoint.hashing import Hashed, HashingReader, ShardFile, hash_file
 from isthmus.checkpoint.safetensors_file import Leaf, decode, encode
 from isthmus.checkpoint.storage import LocalStorage, Storage
 from isthmus.checkpoint.structure import flatten, unflatten
 from isthmus.errors import CheckpointError
-from isthmus.files import Chunk
 from isthmus.parts import Part, Stored
 
 T = TypeVar("T")
@@ -39,7 +37,6 @@ _COMMIT = ".json"
 _FILE = re.compile(r"checkpoint-(\d{8,18})\.(?:safetensors|json)", re.ASCII)
 SHARDS = ".shards"
 _MAX_COMMIT_BYTES = 1 << 24
-_HASHED_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -68,14 +65,6 @@ class LoadedInfo:
     step: int
     num_bytes: int
     skipped: tuple[Skipped, ...]
-
-
-class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of shards, as it was written."""
-
-    name: str
-    num_bytes: int
-    sha256: str
 
 
 class _Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -221,7 +210,7 @@ def write_state(
     Raises:
         OSError: The disk is full or failing.
     """
-    chunks = _Hashed(encode(leaves, {"format": FORMAT, "step": str(step), "structure": structure}))
+    chunks = Hashed(encode(leaves, {"format": FORMAT, "step": str(step), "structure": structure}))
     try:
         storage.write_atomic(f"{name}{_STATE}", chunks)
         commit = _Commit(FORMAT, step, chunks.num_bytes, chunks.sha256, shards)
@@ -242,20 +231,6 @@ def not_saved(step: int, error: object) -> CheckpointError:
     )
 
 
-def hash_files(folder: Path, names: Iterable[str]) -> list[ShardFile]:
-    """Files as they lie on the disk."""
-    return [_hash_file(folder / name) for name in names]
-
-
-def _hash_file(path: Path) -> ShardFile:
-    digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(_HASHED_BYTES):
-            digest.update(piece)
-            num_bytes += len(piece)
-    return ShardFile(path.name, num_bytes, digest.hexdigest())
-
-
 def _try_load(storage: Storage, name: str, among: Reader) -> tuple[dict[str, Any], _Commit]:
     try:
         return _load(storage, name, among)
@@ -269,7 +244,7 @@ def _load(storage: Storage, name: str, among: Reader) -> tuple[dict[str, Any], _
     if num_bytes != commit.num_bytes:
         raise CheckpointError("file of the state has another length", got=num_bytes, wanted=commit.num_bytes)
     with storage.open(f"{name}{_STATE}") as file:
-        reader = _HashingReader(file)
+        reader = HashingReader(file)
         leaves, metadata = decode(reader, num_bytes)
     if reader.sha256 != commit.sha256:
         raise CheckpointError("file of the state has another SHA-256", got=reader.sha256, wanted=commit.sha256)
@@ -291,7 +266,7 @@ def _open_shards(
         raise CheckpointError("shards of a checkpoint can be read from a folder only", got=type(storage).__name__)
     folder = storage.root / f"{name}{SHARDS}"
     for file in files[among.rank :: among.size]:
-        found = _hash_file(folder / file.name)
+        found = hash_file(folder / file.name)
         if found != file:
             raise CheckpointError("a file of shards is damaged", got=found, wanted=file)
     from isthmus.checkpoint.shards import Shards  # takes a second to import
@@ -331,39 +306,3 @@ def _numbers(names: Iterable[str], suffix: str = "") -> set[int]:
 
 def _stem(number: int) -> str:
     return f"{_PREFIX}{number:08d}"
-
-
-class _Hashed:
-    """Chunks passed through, with their length and SHA-256 so far."""
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self._chunks = chunks
-        self._hash = hashlib.sha256()
-        self.num_bytes = 0
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for chunk in self._chunks:
-            self._hash.update(chunk)
-            self.num_bytes += memoryview(chunk).nbytes
-            yield chunk
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-
-class _HashingReader:
-    """A file read front to back, with the SHA-256 of what was read."""
-
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        count = self._file.readinto(buffer)
-        self._hash.update(buffer[:count])
-        return count
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()

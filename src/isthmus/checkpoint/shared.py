@@ -18,12 +18,11 @@ import torch
 from isthmus.checkpoint.checkpoint import (
     SHARDS,
     SavedInfo,
-    ShardFile,
-    hash_files,
     next_name,
     not_saved,
     write_state,
 )
+from isthmus.checkpoint.hashing import ShardFile, hash_files
 from isthmus.checkpoint.safetensors_file import Leaf
 from isthmus.checkpoint.storage import LocalStorage
 from isthmus.checkpoint.structure import flatten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch.optim import Optimizer
 
 from isthmus.errors import ConfigError, IsthmusError, ShapeError
 from isthmus.optim.bases import full_precision
-from isthmus.optim.blocks import VARIANTS, Blocks, begin_blocks, state_shapes
+from isthmus.optim.blocks import VARIANTS, Blocks, begin_blocks
 from isthmus.optim.collectives import Alone, Collectives
+from isthmus.optim.layouts import Layout, key_of
 from isthmus.optim.refreshes import Refresh, plan_refreshes, plan_share
-from isthmus.optim.rounds import Round, plan_rounds
-from isthmus.optim.settings import check_gradients, check_group, check_settings, require_whole, split
-from isthmus.optim.tiles import Stack, Tile, cut, stack_up
-from isthmus.optim.vectors import adamw_shapes, adamw_state, adamw_step
+from isthmus.optim.rounds import Round
+from isthmus.optim.settings import check_gradients, check_group, check_settings, require_whole
+from isthmus.optim.tiles import Stack
+from isthmus.optim.vectors import adamw_state, adamw_step
 from isthmus.parts import Part, Source, fill
 
 MAX_BLOCK = 2048
@@ -84,7 +85,7 @@ class Shampoo(Optimizer):
         check_settings(variant, refresh_steps=refresh_steps, max_block=max_block)
         self._variant, self.refresh_steps, self._max_block = VARIANTS[variant], refresh_steps, max_block
         self._collectives = collectives or Alone()
-        self._layouts: list[_Layout] = []
+        self._layouts: list[Layout] = []
         self._turns: list[list[Refresh]] = []
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "matrices": True, "variant": variant, "turn": 0})
@@ -194,7 +195,7 @@ class Shampoo(Optimizer):
     def _lay_out(self) -> None:
         """Cut what is not cut yet, and plan the refreshes. All processes make the call."""
         for group in self.param_groups[len(self._layouts) :]:
-            self._layouts.append(_Layout(group, self._max_block, self._collectives))
+            self._layouts.append(Layout(group, self._max_block, self._collectives))
         if self._collectives.num_ranks == 1:
             stacks = [stack for layout in self._layouts for stack in layout.stacks]
             self._turns = plan_refreshes(stacks, every=self.refresh_steps)
@@ -228,7 +229,9 @@ class Shampoo(Optimizer):
                 if parameter in stored:
                     self.state[parameter] = adamw_state(self._collectives.local(parameter))
             for index, stack in enumerate(layout.stacks):
-                if any(_key("step", tile) in stored.get(layout.parameters[tile.parameter], {}) for tile in stack.tiles):
+                if any(
+                    key_of("step", tile) in stored.get(layout.parameters[tile.parameter], {}) for tile in stack.tiles
+                ):
                     self._begin(layout, index)
         parts = self._parts()
         fill((source, parts[each][name]) for each, sources in stored.items() for name, source in sources.items())
@@ -266,7 +269,7 @@ class Shampoo(Optimizer):
         settings = {name: group[name] for name in ("lr", "eps", "weight_decay")}
         adamw_step(trained, gradients, states, betas=group["betas"][:2], **settings)
 
-    def _step_stack(self, group: dict[str, Any], layout: _Layout, index: int) -> None:
+    def _step_stack(self, group: dict[str, Any], layout: Layout, index: int) -> None:
         stack = layout.stacks[index]
         gradients = [parameter.grad for parameter in layout.parameters]
         if all(gradients[tile.parameter] is None for tile in stack.tiles):
@@ -278,7 +281,7 @@ class Shampoo(Optimizer):
             direction.addcmul_(stack.gather(layout.parameters), counted, value=group["weight_decay"])
         stack.subtract(layout.parameters, direction.mul_(group["lr"]))
 
-    def _step_round(self, group: dict[str, Any], layout: _Layout, each: Round) -> None:
+    def _step_round(self, group: dict[str, Any], layout: Layout, each: Round) -> None:
         """Step with all processes; whatever has no gradient here, may have one elsewhere."""
         local = self._collectives.local
         held = [local(parameter) for parameter in layout.parameters]
@@ -291,13 +294,13 @@ class Shampoo(Optimizer):
 
         each.step(held, gradients, blocks_of, group)
 
-    def _begin(self, layout: _Layout, index: int) -> Blocks:
+    def _begin(self, layout: Layout, index: int) -> Blocks:
         """Make a stack's state, and let its parameters' states be views of it."""
         stack = layout.stacks[index]
         blocks = layout.blocks[index] = begin_blocks(stack.shape, stack.device, self._variant)
         for name, tensor in blocks.tensors.items():
             for tile, part in zip(stack.tiles, stack.divided(tensor), strict=True):
-                self.state[layout.parameters[tile.parameter]][_key(name, tile)] = part
+                self.state[layout.parameters[tile.parameter]][key_of(name, tile)] = part
         return blocks
 
     def _refresh(self) -> None:
@@ -310,52 +313,6 @@ class Shampoo(Optimizer):
                 if blocks is not None:
                     part = blocks[refresh.part]
                     part.rotate(*part.rotations(), straighten=round_ % STRAIGHTEN_ROUNDS == 0)
-
-
-class _Layout:
-    """A group's parameters: which are vectors, and how the others are cut; of several processes, who owns what.
-
-    ``stacks`` are this process's own, ``whole`` those of a single one. ``begun`` says whether blocks have state.
-    """
-
-    def __init__(self, group: Mapping[str, Any], max_block: int, collectives: Collectives) -> None:
-        self.parameters, self.vectors = split(group)
-        tiles = [*cut([parameter.shape for parameter in self.parameters], max_block)]
-        self.whole: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
-        self.stacks: list[Stack] = self.whole
-        self.rounds: list[Round] | None = None
-        if collectives.num_ranks > 1:
-            self.rounds = [*plan_rounds(self.parameters, tiles, collectives)] if tiles else []
-            self.stacks = [stack for each in self.rounds for stack in each.stacks]
-        self.blocks: list[Blocks | None] = [None] * len(self.stacks)
-        self.begun = False
-        self._own = {(tile.parameter, tile.index): tile for stack in self.stacks for tile in stack.tiles}
-
-    def whole_tiles(self) -> Iterator[Tile]:
-        """All tiles, whoever owns them."""
-        for stack in self.whole:
-            yield from stack.tiles
-
-    def parts_of(self, tile: Tile, state: Mapping[str, Tensor]) -> dict[str, Part]:
-        """What this process has of a tile's state."""
-        own, parts = self._own.get((tile.parameter, tile.index)), {}
-        for name, shape in state_shapes(tile.count, *tile.shape).items():
-            first = 0 if own is None else own.matrices.start - tile.matrices.start
-            local = torch.empty((0, *shape[1:])) if own is None else state[_key(name, tile)]
-            parts[_key(name, tile)] = Part(shape, (first,) + (0,) * (len(shape) - 1), local)
-        return parts
-
-    def state_shapes(self) -> dict[Tensor, dict[str, tuple[int, ...]]]:
-        """What each parameter's state may hold."""
-        shapes = {each: adamw_shapes(each) for each in self.vectors}
-        for tile in self.whole_tiles():
-            own = shapes.setdefault(self.parameters[tile.parameter], {})
-            own |= {_key(name, tile): shape for name, shape in state_shapes(tile.count, *tile.shape).items()}
-        return shapes
-
-
-def _key(name: str, tile: Tile) -> str:
-    return f"{name}.{tile.index}" if tile.index else name
 
 
 def _step_of(name: str) -> str:

@@ -267,18 +267,7 @@ class Engine:
     def _note_saves(self, keeper: Keeper) -> None:
         """Write down the saves that have ended."""
         for kept in keeper.ended():
-            if kept.error is not None:
-                self._warn(f"no checkpoint was written: {kept.error}", severity="error")
-            elif kept.info is not None:
-                self.journal.write(
-                    records.Checkpoint(
-                        **self.journal.stamp(),
-                        name=kept.info.name,
-                        num_bytes=kept.info.num_bytes,
-                        seconds=kept.seconds,
-                        blocked_s=kept.blocked_s,
-                    )
-                )
+            self.journal.saved(kept)
 
     def _restore(self, state: Mapping[str, Any]) -> Memory:
         check_state(state, self.plan.run)

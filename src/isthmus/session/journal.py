@@ -8,6 +8,7 @@ from typing import Any
 from isthmus.clock import Clock
 from isthmus.observe import records
 from isthmus.session.frozen import JournalState
+from isthmus.session.keeping import Kept
 from isthmus.session.memory import Memory
 from isthmus.session.orders import Arrive, Mode
 from isthmus.terms import (
@@ -53,6 +54,16 @@ class Journal:
     def write(self, record: records.Record) -> None:
         """Hand a record to the sink."""
         self._sink(record)
+
+    def saved(self, kept: Kept) -> None:
+        """A save has ended."""
+        if kept.error is not None:
+            what = f"no checkpoint was written: {kept.error}"
+            self.write(records.Alarm(**self.stamp(), what=what, peer=None, severity="error"))
+        elif kept.info is not None:
+            info = kept.info
+            times = {"seconds": kept.seconds, "blocked_s": kept.blocked_s}
+            self.write(records.Checkpoint(**self.stamp(), name=info.name, num_bytes=info.num_bytes, **times))
 
     def departed(
         self, fragment: int, outer: tuple[float, float], rms: float | None, header: Header | None, *, answer: bool
