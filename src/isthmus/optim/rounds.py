@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -35,7 +35,7 @@ class Round:
         self,
         held: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
-        blocks_of: Callable[[Stack], Blocks],
+        blocks: Sequence[Blocks],
         group: Mapping[str, Any],
     ) -> None:
         """Let owners direct their blocks, and all holders move their weights.
@@ -43,24 +43,24 @@ class Round:
         Args:
             held: This rank's part of every parameter.
             gradients: And of its gradient.
-            blocks_of: The state of a stack.
+            blocks: The state of each of this rank's stacks.
             group: Settings.
         """
         stacked = [stack.empty() for stack in self.stacks]
         places = self._by_tile([stack.divided(each) for stack, each in zip(self.stacks, stacked, strict=True)])
         self.exchange.to_owners(gradients, places)
         counted = []
-        for stack, directions in zip(self.stacks, stacked, strict=True):
-            counted.append(stack.divided(blocks_of(stack).direct(directions, group["betas"], group["eps"])))
-        own, changes = [], []
+        for stack, own, directions in zip(self.stacks, blocks, stacked, strict=True):
+            counted.append(stack.divided(own.direct(directions, group["betas"], group["eps"])))
+        moved, changes = [], []
         for parameter, transfer, change, flags in self.exchange.to_holders(places, self._by_tile(counted)):
             weights = as_stack(held[parameter])[transfer.in_part]
             if group["weight_decay"]:
                 change.addcmul_(weights.float(), flags, value=group["weight_decay"])
-            own.append(weights)
+            moved.append(weights)
             changes.append(change.mul_(group["lr"]))
-        if own:
-            torch._foreach_sub_(own, changes)
+        if moved:
+            torch._foreach_sub_(moved, changes)
 
     def _by_tile(self, of_stacks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         return [of_stacks[stack][place] for stack, place in self.tiles]

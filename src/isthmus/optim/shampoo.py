@@ -19,7 +19,6 @@ from isthmus.optim.layouts import Layout, key_of
 from isthmus.optim.refreshes import Refresh, plan_refreshes, plan_share
 from isthmus.optim.rounds import Round
 from isthmus.optim.settings import check_gradients, check_group, check_settings, require_whole
-from isthmus.optim.tiles import Stack
 from isthmus.optim.vectors import adamw_state, adamw_step
 from isthmus.parts import Part, Source, fill
 
@@ -130,8 +129,7 @@ class Shampoo(Optimizer):
                 self._step_vectors(group, layout.vectors)
                 for index in range(len(layout.stacks) if layout.rounds is None else 0):
                     self._step_stack(group, layout, index)
-                for each in layout.rounds or ():
-                    self._step_round(group, layout, each)
+                self._step_rounds(group, layout, layout.rounds or ())
                 layout.begun = True
             self._refresh()
         for group in self.param_groups:
@@ -281,18 +279,17 @@ class Shampoo(Optimizer):
             direction.addcmul_(stack.gather(layout.parameters), counted, value=group["weight_decay"])
         stack.subtract(layout.parameters, direction.mul_(group["lr"]))
 
-    def _step_round(self, group: dict[str, Any], layout: Layout, each: Round) -> None:
+    def _step_rounds(self, group: dict[str, Any], layout: Layout, rounds: Sequence[Round]) -> None:
         """Step with all processes; whatever has no gradient here, may have one elsewhere."""
         local = self._collectives.local
         held = [local(parameter) for parameter in layout.parameters]
         gradients = [None if parameter.grad is None else local(parameter.grad) for parameter in layout.parameters]
-        index_of = {id(stack): index for index, stack in enumerate(layout.stacks)}
-
-        def blocks_of(stack: Stack) -> Blocks:
-            index = index_of[id(stack)]
-            return layout.blocks[index] or self._begin(layout, index)
-
-        each.step(held, gradients, blocks_of, group)
+        first = 0
+        for each in rounds:
+            places = range(first, first + len(each.stacks))
+            blocks = [layout.blocks[index] or self._begin(layout, index) for index in places]
+            each.step(held, gradients, blocks, group)
+            first = places.stop
 
     def _begin(self, layout: Layout, index: int) -> Blocks:
         """Make a stack's state, and let its parameters' states be views of it."""
