@@ -88,12 +88,17 @@ class _Way:
 
     def __init__(self, transfers: Sequence[Transfer], collectives: Collectives) -> None:
         self._collectives, own = collectives, collectives.rank
-        ranks = range(collectives.num_ranks)
-        self._kept = [each for each in transfers if each.source == each.target == own]
-        away = [each for each in transfers if each.source != each.target]
-        self._any = bool(away)
-        self._sent = [[each for each in away if (each.source, each.target) == (own, rank)] for rank in ranks]
-        self._arriving = [[each for each in away if (each.source, each.target) == (rank, own)] for rank in ranks]
+        self._any = any(each.source != each.target for each in transfers)
+        self._kept: list[Transfer] = []
+        self._sent: list[list[Transfer]] = [[] for _ in range(collectives.num_ranks)]
+        self._arriving: list[list[Transfer]] = [[] for _ in range(collectives.num_ranks)]
+        for each in transfers:
+            if each.source == each.target == own:
+                self._kept.append(each)
+            elif each.source == own:
+                self._sent[each.target].append(each)
+            elif each.target == own:
+                self._arriving[each.source].append(each)
 
     def go(
         self, has: Callable[[Transfer], Iterator[Tensor]], size: Callable[[Transfer], int], device: torch.device
