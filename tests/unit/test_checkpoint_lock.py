@@ -18,12 +18,11 @@ from pathlib import Path
 from isthmus.checkpoint import IslandLock
 
 IslandLock(Path(sys.argv[1])).acquire()
-child = os.fork()
-if child == 0:
+if os.fork() == 0:  # the child, which by now has closed its copy of the lock, says so
+    sys.stdout.write("held")
+    sys.stdout.flush()
     sys.stdin.read()
     os._exit(0)
-sys.stdout.write("held")
-sys.stdout.flush()
 sys.stdin.read()
 """
 
