@@ -10,7 +10,7 @@ from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
 from isthmus.checkpoint.incarnation import raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
 from isthmus.checkpoint.packed import pack, unpack
-from isthmus.checkpoint.rng import rng_state, set_rng_state
+from isthmus.checkpoint.rng import accelerator_in_use, rng_state, set_rng_state
 from isthmus.checkpoint.safetensors_file import file_order
 from isthmus.checkpoint.shared import Draft, Team, commit, draft
 from isthmus.checkpoint.storage import LocalStorage, MemoryStorage, Storage
@@ -29,6 +29,7 @@ __all__ = [
     "Skipped",
     "Storage",
     "Team",
+    "accelerator_in_use",
     "commit",
     "draft",
     "export_safetensors",

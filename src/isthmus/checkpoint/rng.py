@@ -22,7 +22,8 @@ def rng_state() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "accelerator": None,
     }
-    if torch.accelerator.is_available() and _in_use(kind := _accelerator()):
+    if accelerator_in_use():
+        kind = _accelerator()
         state["accelerator"] = {"kind": kind, "state": torch.get_device_module(kind).get_rng_state()}
     return state
 
@@ -63,7 +64,9 @@ def _accelerator() -> str:
     return device.type
 
 
-def _in_use(kind: str) -> bool:
-    """Whether this process works on the accelerator already; asking for its generator would open it."""
-    initialized = getattr(torch.get_device_module(kind), "is_initialized", None)
+def accelerator_in_use() -> bool:
+    """Whether this process works on an accelerator already; asking for its generator or pinned memory would open it."""
+    if not torch.accelerator.is_available():
+        return False
+    initialized = getattr(torch.get_device_module(_accelerator()), "is_initialized", None)
     return initialized is None or bool(initialized())

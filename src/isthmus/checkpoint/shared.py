@@ -125,7 +125,7 @@ def _copied(parts: Mapping[str, Part], team: Team) -> dict[str, Part]:
                 copied[name] = part.without_values()
                 continue
         copied[name] = replace(part, local=_on_host(part.local.detach()))
-    if torch.accelerator.is_available():
+    if any(part.local.device.type != "cpu" for part in parts.values()):
         torch.accelerator.current_stream().synchronize()
     return copied
 

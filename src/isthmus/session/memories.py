@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isthmus.checkpoint import accelerator_in_use
+
 HOST = torch.device("cpu")
 
 
 def new_rows(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A new fp32 tensor without values; on the host pinned, where there is an accelerator."""
-    pinned = device == HOST and torch.accelerator.is_available()
-    return torch.empty(shape, dtype=torch.float32, device=device, pin_memory=pinned)
+    """A new fp32 tensor without values; on the host pinned, where an accelerator is worked on."""
+    return torch.empty(shape, dtype=torch.float32, device=device, pin_memory=device == HOST and accelerator_in_use())
