@@ -55,6 +55,12 @@ def write_text_atomic(path: Path, text: str) -> Path:
     return path
 
 
+def sync_file(path: Path) -> None:
+    """Bring a file's content to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Bring a folder's names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -107,7 +107,8 @@ def fill(pairs: Iterable[tuple[Source, Part]]) -> None:
                 _require_same(source.shape == part.shape, source.shape, part)
                 stored.setdefault(id(source.boxes), []).append((source, part))
             case Part():
-                _require_same(source.shape == part.shape and source.local.shape == part.local.shape, source.shape, part)
+                same = source.shape == part.shape and source.local.shape == part.local.shape
+                _require_same(same and (part.is_empty or source.offsets == part.offsets), source.shape, part)
                 part.local.copy_(source.local)
             case _ if not part.is_empty:
                 _require_same(source.numel() == torch.Size(part.shape).numel(), source.shape, part)

@@ -109,14 +109,11 @@ def test_a_checkpoint_with_a_damaged_shard_is_passed_over(saved: LocalStorage, d
 def test_what_was_never_committed_is_not_there_and_is_swept(saved: LocalStorage, team: Team):
     shutil.copytree(saved.root / "checkpoint-00000002.shards", saved.root / "checkpoint-00000003.shards")
     assert load_latest(saved)[1].step == 2
-    drawn = draft(saved, 3, state(3), team)
-    assert drawn.name == "checkpoint-00000004", "no name is used twice"
-    commit(saved, drawn, team)
+    commit(saved, draft(saved, 3, state(3), team), team)
     prune(saved, keep=2)
-    assert sorted(path.name for path in saved.root.glob("*.shards")) == [
-        "checkpoint-00000002.shards",
-        "checkpoint-00000004.shards",
-    ]
+    found = [path.name for path in sorted(saved.root.glob("*.shards"))]
+    assert found == ["checkpoint-00000002.shards", "checkpoint-00000003.shards"]
+    assert load_latest(saved)[1].step == 3
 
 
 def test_a_lone_process_goes_on_beside_them(saved: LocalStorage):
@@ -164,6 +161,21 @@ def test_processes_with_other_states_are_told_so(saved: LocalStorage):
         CheckpointError, match="do not hold the same state; got another structure than rank 0's at rank 1"
     ):
         draft(saved, 3, state(3), Quarrel(b"plain", b"plane"))
+
+
+def test_processes_with_other_counters_or_bytes_are_told_so(saved: LocalStorage):
+    class Other(Team):
+        def collect(self, own: bytes) -> list[bytes]:
+            return [own, own[:-1] + bytes([own[-1] ^ 1])]
+
+    with pytest.raises(CheckpointError, match="other counters, small buffers or bytes than rank 0's at rank 1"):
+        draft(saved, 3, state(3), Other())
+
+
+def test_what_a_killed_save_left_goes_before_the_next_begins(saved: LocalStorage, team: Team):
+    shutil.copytree(saved.root / "checkpoint-00000002.shards", saved.root / "checkpoint-00000003.shards")
+    draft(saved, 3, state(3), team)
+    assert sorted(path.stem for path in saved.root.glob("*.shards")) == ["checkpoint-00000001", "checkpoint-00000002"]
 
 
 def test_processes_that_see_other_files_are_told_so_and_leave_none_behind(saved: LocalStorage, team: Team):

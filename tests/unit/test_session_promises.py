@@ -70,6 +70,21 @@ def test_an_optimizer_goes_on_in_other_groups_and_another_order():
         assert torch.equal(apart.state[parameter]["exp_avg"], whole.state[parameter]["exp_avg"])
 
 
+def test_masters_go_by_their_parameters_names_and_named_groups_join():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).bfloat16()
+    masters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    apart = torch.optim.AdamW([{"params": [(name, master)]} for name, master in masters.items()], lr=0.1)
+    for place, master in enumerate(masters.values()):
+        master.grad = torch.full_like(master, 1.0 + place)
+    apart.step()
+    saved = Training(model, apart, None, masters=masters).state_dict()
+    joined = torch.optim.AdamW(reversed(list(masters.items())))
+    Training(model, joined, None, masters=masters).load_state_dict(saved)
+    for master in masters.values():
+        assert torch.equal(joined.state[master]["exp_avg"], apart.state[master]["exp_avg"])
+    assert joined.param_groups[0]["param_names"] == list(reversed(masters))
+
+
 def test_going_back_to_an_earlier_state_brings_the_earlier_references_back():
     model = nn.Linear(3, 3)
     cut = cut_model(model, num_fragments=1, peers=("b",), embedding_codec="int4")

@@ -465,7 +465,7 @@ def test_owners_divide_all_blocks_evenly_and_refresh_them_in_the_turns_of_one_pr
     tiles, devices = [*cut(SHAPES, 24)], [torch.device("cpu")] * len(SHAPES)
     whole = stack_up(tiles, devices)
     wanted = blocks_of(whole, plan_refreshes(whole, every=5))
-    owned = divide(tiles, [shape[0] if len(shape) == 3 else 1 for shape in SHAPES], ranks)
+    owned = divide(tiles, [shape[0] if len(shape) == 3 else 1 for shape in SHAPES], [0] * ranks)
     found: dict[tuple[int, int, int], int] = {}
     for own in owned:
         stacks = stack_up(own, devices)
@@ -585,6 +585,31 @@ def test_the_numbers_do_not_depend_on_ranks_or_on_how_they_hold_the_weights(
     ]
     assert sum(numels) < 1.5 * sum(t.numel() for each in alone.state.values() for t in each.values())
     assert all(each.received > 0 for each in team)
+
+
+def test_ranks_begin_what_one_process_had_not_begun() -> None:
+    own, alone = mixed()
+    for each in own[:1]:
+        each.grad = torch.ones_like(each)
+    alone.step()
+    stored = alone.state_dict()
+    _, pairs = spread(3, None)
+
+    def go_on(rank: int) -> None:
+        optimizer = pairs[rank][1]
+        optimizer.load_state_dict(stored)
+        optimizer.load_state_dict(optimizer.state_dict())
+        drive(optimizer, 2)
+
+    at_all(go_on, 3)
+
+
+def test_groups_share_the_ranks_out_between_them() -> None:
+    tiles = [[*cut([torch.Size((32, 32))], 64)] for _ in range(8)]
+    loads = [0] * 4
+    for each in tiles:
+        divide(each, [1], loads)
+    assert len(set(loads)) == 1
 
 
 def test_copies_of_ranks_optimizers_go_on_alike_and_late_groups_begin_late() -> None:

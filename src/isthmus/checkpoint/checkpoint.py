@@ -111,6 +111,7 @@ def save(storage: Storage, step: int, state: Mapping[str, Any]) -> SavedInfo:
     structure, leaves = flatten(dict(state))
     try:
         storage.sweep()
+        sweep_shards(storage)
         return write_state(storage, next_name(storage), step, structure, whole_leaves(leaves))
     except OSError as error:
         raise not_saved(step, error) from error
@@ -168,10 +169,16 @@ def prune(storage: Storage, *, keep: int = 2) -> tuple[str, ...]:
     stale = sorted({_stem(number) for number in _numbers(storage.names(_PREFIX))} - kept)
     for name in stale:
         _discard(storage, name)
+    sweep_shards(storage)
+    return tuple(stale)
+
+
+def sweep_shards(storage: Storage) -> None:
+    """Remove shards without a commit; only for the writer, between its writes."""
+    kept = set(_committed(storage))
     for folder in shard_folders(storage):
         if folder.name.removesuffix(SHARDS) not in kept:
             shutil.rmtree(folder, ignore_errors=True)
-    return tuple(stale)
 
 
 def next_name(storage: Storage) -> str:

@@ -62,6 +62,7 @@ def write_shards(folder: Path, parts: Mapping[str, Part], *, size: int, group: A
         files[name] = 1 + num_bytes // (FILE_BYTES * size)
         num_bytes += part.num_bytes
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+    writer.per_thread_copy_ahead = 0  # all is on the host; torch's loader would work on this thread's device, the first
     try:
         save({}, storage_writer=writer, planner=_Writing(parts), process_group=group)
     except CheckpointException as error:

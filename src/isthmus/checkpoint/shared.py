@@ -6,6 +6,7 @@ copy while training goes on, in a thread of its own.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from isthmus.checkpoint.checkpoint import (
     SavedInfo,
     next_name,
     not_saved,
+    sweep_shards,
     write_state,
 )
 from isthmus.checkpoint.hashing import ShardFile, hash_files
@@ -27,8 +29,11 @@ from isthmus.checkpoint.safetensors_file import Leaf
 from isthmus.checkpoint.storage import LocalStorage
 from isthmus.checkpoint.structure import flatten
 from isthmus.errors import CheckpointError
-from isthmus.files import sync_folder
+from isthmus.files import sync_file, sync_folder
 from isthmus.parts import Part
+
+_COMPARED_BYTES = 1 << 16
+"""Tensors up to this size are compared between processes, where all should have the same."""
 
 
 class Team(Protocol):
@@ -79,16 +84,24 @@ def draft(storage: LocalStorage, step: int, state: Mapping[str, Any], team: Team
     """
     name = structure = refused = ""
     leaves: dict[str, Leaf | Part] = {}
+    alike = b""
     try:
         structure, leaves = flatten(dict(state))
-        name = next_name(storage) if team.rank == 0 else ""
-    except (CheckpointError, OSError) as error:
-        refused = str(error)
-    told = [_decode(each) for each in team.collect(_encode(name, structure, refused))]
-    _require_agreement(told)
+        alike = _digest(leaves)
+        if team.rank == 0:
+            sweep_shards(storage)
+            name = next_name(storage)
+    except Exception as error:  # whatever it is: the others must hear of it
+        refused = str(error) or type(error).__name__
+    _require_agreement(told := [_decode(each) for each in team.collect(_encode(name, structure, refused, alike))])
     whole = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Part)}
     parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Part)}
-    return Draft(told[0][0], step, structure, whole, _copied(parts, team))
+    try:
+        copied = _copied(parts, team)
+    except Exception as error:  # no memory, say
+        copied, refused = {}, str(error) or type(error).__name__
+    _require_agreement([_decode(each) for each in team.collect(_encode("", "", refused, b""))])
+    return Draft(told[0][0], step, structure, whole, copied)
 
 
 def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
@@ -108,7 +121,7 @@ def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
         storage.sweep()
         sync_folder(folder)
         return write_state(storage, drawn.name, drawn.step, drawn.structure, drawn.leaves, files)
-    except (OSError, CheckpointError) as error:
+    except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise not_saved(drawn.step, error) from error
 
@@ -137,11 +150,26 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
+def _digest(leaves: Mapping[str, Leaf | Part]) -> bytes:
+    """Of what must be the same at all processes and is not large: bytes, counters, small buffers."""
+    digest = hashlib.sha256()
+    for leaf in leaves.values():
+        if isinstance(leaf, Part):
+            if leaf.is_copy and leaf.num_bytes <= _COMPARED_BYTES:
+                digest.update(leaf.local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, bytes | bytearray | memoryview):
+            digest.update(leaf)
+    return digest.digest()
+
+
 def _verify(folder: Path, team: Team) -> tuple[ShardFile, ...]:
     """All files with their hashes, each hashed by one process; all processes must see them all."""
     refused, names, files = "", "", list[ShardFile]()
     try:
         found = sorted(path.name for path in folder.glob("*.safetensors"))
+        for name in found:
+            if name.startswith(f"shard-{team.rank + 1:05d}-"):  # its own, which torch syncs before they are flushed
+                sync_file(folder / name)
         names, files = "\n".join(found), hash_files(folder, found[team.rank :: team.size])
     except OSError as error:
         refused = str(error)
@@ -159,17 +187,21 @@ def _verify(folder: Path, team: Team) -> tuple[ShardFile, ...]:
     return tuple(sorted((file for each in seen for file in each[1]), key=lambda file: file.name))
 
 
-def _encode(*said: str) -> bytes:
+_Said = tuple[str, str, str, bytes]
+"""Name, structure, what is refused, and the digest of what must be the same."""
+
+
+def _encode(*said: str | bytes) -> bytes:
     return msgspec.msgpack.encode(said)
 
 
-def _decode(told: bytes) -> tuple[str, str, str]:
-    return msgspec.msgpack.decode(told, type=tuple[str, str, str])
+def _decode(told: bytes) -> _Said:
+    return msgspec.msgpack.decode(told, type=_Said)
 
 
-def _require_agreement(told: Sequence[tuple[str, str, str]]) -> None:
+def _require_agreement(told: Sequence[_Said]) -> None:
     """Refuse a state that a process cannot store, or that is not the same at all of them."""
-    for rank, (_, structure, refused) in enumerate(told):
+    for rank, (_, structure, refused, alike) in enumerate(told):
         if refused:
             raise CheckpointError(f"the state of rank {rank} cannot be stored", got=refused)
         if structure != told[0][1]:
@@ -177,4 +209,10 @@ def _require_agreement(told: Sequence[tuple[str, str, str]]) -> None:
                 "the ranks of this island do not hold the same state",
                 got=f"another structure than rank 0's at rank {rank}",
                 wanted="tensors of the same names and shapes, and the same plain values",
+            )
+        if alike != told[0][3]:
+            raise CheckpointError(
+                "the ranks of this island do not hold the same state",
+                got=f"other counters, small buffers or bytes than rank 0's at rank {rank}",
+                wanted="the same at all ranks, or DTensors; what data keep of their own is saved by rank",
             )

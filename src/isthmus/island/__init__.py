@@ -2,7 +2,7 @@
 
 from isthmus.island.blocks import compile_blocks, recompute_activations
 from isthmus.island.collectives import RankCollectives, open_collectives
-from isthmus.island.held import WholeState, hold, local_part, part_of, reshard, spread_like
+from isthmus.island.held import WholeState, hold, local_part, part_of, reshard, spread_like, state_part
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
 from isthmus.island.process import start_ranks
@@ -32,5 +32,6 @@ __all__ = [
     "reshard",
     "spread_like",
     "start_ranks",
+    "state_part",
     "together",
 ]

@@ -39,6 +39,10 @@ class RankCollectives:
         dist.all_to_all_single(out, sent, [*arriving], [*sizes])
         return out
 
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """The ranks of the process that it comes to."""
+        return type(self), ()
+
     def __deepcopy__(self, memo: Any) -> Self:
         """The same ranks."""
         return self

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from isthmus.errors import CheckpointError
 from isthmus.island.ranks import Ranks
 from isthmus.parts import Later, Part
 from isthmus.rows import share
@@ -79,6 +80,24 @@ def part_of(tensor: Tensor) -> Part:
         return Part.whole(tensor)
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return Part(tuple(tensor.shape), tuple(offsets), tensor.to_local())
+
+
+def state_part(tensor: Tensor, parameter: Tensor | None, what: str) -> Part:
+    """An optimizer's tensor for a parameter as this rank's part.
+
+    Raises:
+        CheckpointError: The parameter is divided among ranks and this is not, or not as the parameter is.
+    """
+    if isinstance(parameter, DTensor) and tensor.numel() > 1:
+        fits = isinstance(tensor, DTensor) and tensor.shape == parameter.shape
+        if not fits:
+            raise CheckpointError(
+                f"{what} cannot be saved: the parameter is divided among ranks, and this otherwise",
+                got=f"{type(tensor).__name__} {tuple(tensor.shape)}",
+                wanted=f"a DTensor {tuple(parameter.shape)}",
+                mend="Use an optimizer that keeps DTensors of its parameters' shape, as torch's AdamW does.",
+            )
+    return part_of(tensor)
 
 
 def spread_like(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

@@ -47,7 +47,7 @@ class Exchange:
         def has(transfer: Transfer) -> Iterator[Tensor]:
             tensor = held[transfer.parameter]
             if tensor is None:
-                yield torch.zeros(transfer.size, device=self._device)
+                yield torch.zeros(transfer.size, dtype=torch.float32, device=self._device)
             else:
                 yield as_stack(tensor)[transfer.in_part].float()
 
@@ -109,7 +109,7 @@ class _Way:
         if not self._any:
             return
         pieces = [each.reshape(-1) for to in self._sent for transfer in to for each in has(transfer)]
-        sent = torch.cat(pieces) if pieces else torch.empty(0, device=device)
+        sent = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.float32, device=device)
         sizes, arriving = ([sum(map(size, each)) for each in way] for way in (self._sent, self._arriving))
         got = self._collectives.exchange(sent, sizes, arriving)
         transfers = [transfer for each in self._arriving for transfer in each]

@@ -23,14 +23,14 @@ class Layout:
     ``stacks`` are this process's own, ``whole`` those of a single one. ``begun`` says whether blocks have state.
     """
 
-    def __init__(self, group: Mapping[str, Any], max_block: int, collectives: Collectives) -> None:
+    def __init__(self, group: Mapping[str, Any], max_block: int, collectives: Collectives, loads: list[int]) -> None:
         self.parameters, self.vectors = split(group)
         tiles = [*cut([parameter.shape for parameter in self.parameters], max_block)]
         self.whole: list[Stack] = stack_up(tiles, [parameter.device for parameter in self.parameters])
         self.stacks: list[Stack] = self.whole
         self.rounds: list[Round] | None = None
         if collectives.num_ranks > 1:
-            self.rounds = [*plan_rounds(self.parameters, tiles, collectives)] if tiles else []
+            self.rounds = [*plan_rounds(self.parameters, tiles, collectives, loads)] if tiles else []
             self.stacks = [stack for each in self.rounds for stack in each.stacks]
         self.blocks: list[Blocks | None] = [None] * len(self.stacks)
         self.begun = False
@@ -46,7 +46,7 @@ class Layout:
         own, parts = self._own.get((tile.parameter, tile.index)), {}
         for name, shape in state_shapes(tile.count, *tile.shape).items():
             first = 0 if own is None else own.matrices.start - tile.matrices.start
-            local = torch.empty((0, *shape[1:])) if own is None else state[key_of(name, tile)]
+            local = torch.empty((0, *shape[1:]), dtype=torch.float32) if own is None else state[key_of(name, tile)]
             parts[key_of(name, tile)] = Part(shape, (first,) + (0,) * (len(shape) - 1), local)
         return parts
 

@@ -64,7 +64,7 @@ class Transfer:
     size: int
 
 
-def divide(tiles: Sequence[Tile], counts: Sequence[int], num_ranks: int) -> list[list[Tile]]:
+def divide(tiles: Sequence[Tile], counts: Sequence[int], loads: list[int]) -> list[list[Tile]]:
     """Divide tiles among ranks.
 
     Stacks of at least as many matrices as ranks are divided as ``torch.chunk`` would, as FSDP2 and expert parallelism
@@ -74,10 +74,9 @@ def divide(tiles: Sequence[Tile], counts: Sequence[int], num_ranks: int) -> list
     Args:
         tiles: All tiles of some parameters.
         counts: Matrices of each parameter.
-        num_ranks: How many ranks there are.
+        loads: What each rank has already; what it gets is added.
     """
-    loads = [0] * num_ranks
-    owned: list[list[tuple[int, Tile]]] = [[] for _ in range(num_ranks)]
+    owned: list[list[tuple[int, Tile]]] = [[] for _ in loads]
     for place in sorted(range(len(tiles)), key=lambda place: (-_weight(tiles[place]), place)):
         tile = tiles[place]
         for rank, matrices in _divided(tile, counts[tile.parameter], loads):

@@ -66,10 +66,12 @@ class Round:
         return [of_stacks[stack][place] for stack, place in self.tiles]
 
 
-def plan_rounds(parameters: Sequence[Tensor], tiles: Sequence[Tile], collectives: Collectives) -> Iterator[Round]:
-    """Divide parameters among ranks, in rounds that take bounded memory. All ranks make the call."""
+def plan_rounds(
+    parameters: Sequence[Tensor], tiles: Sequence[Tile], collectives: Collectives, loads: list[int]
+) -> Iterator[Round]:
+    """Divide parameters among ranks, in rounds. All ranks make the call; ``loads`` is what each has of other groups."""
     counts = [parameter.shape[0] if parameter.ndim == 3 else 1 for parameter in parameters]
-    owned = divide(tiles, counts, collectives.num_ranks)
+    owned = divide(tiles, counts, loads)
     held = held_by_all({place: collectives.part_of(each) for place, each in enumerate(parameters)}, collectives)
     devices = [parameter.device for parameter in parameters]
     ends = _ends(parameters)

@@ -85,6 +85,7 @@ class Shampoo(Optimizer):
         self._variant, self.refresh_steps, self._max_block = VARIANTS[variant], refresh_steps, max_block
         self._collectives = collectives or Alone()
         self._layouts: list[Layout] = []
+        self._loads = [0] * self._collectives.num_ranks
         self._turns: list[list[Refresh]] = []
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "matrices": True, "variant": variant, "turn": 0})
@@ -184,7 +185,7 @@ class Shampoo(Optimizer):
         begun = state.get("begun", [])
         super().__setstate__({name: value for name, value in state.items() if name != "begun"})
         if "_variant" in state:  # a copy, not a loaded state
-            self._layouts = []
+            self._layouts, self._loads = [], [0] * self._collectives.num_ranks
             self._lay_out()
             for layout, has_begun in zip(self._layouts, begun, strict=False):
                 layout.begun = has_begun
@@ -193,7 +194,7 @@ class Shampoo(Optimizer):
     def _lay_out(self) -> None:
         """Cut what is not cut yet, and plan the refreshes. All processes make the call."""
         for group in self.param_groups[len(self._layouts) :]:
-            self._layouts.append(Layout(group, self._max_block, self._collectives))
+            self._layouts.append(Layout(group, self._max_block, self._collectives, self._loads))
         if self._collectives.num_ranks == 1:
             stacks = [stack for layout in self._layouts for stack in layout.stacks]
             self._turns = plan_refreshes(stacks, every=self.refresh_steps)
@@ -227,9 +228,9 @@ class Shampoo(Optimizer):
                 if parameter in stored:
                     self.state[parameter] = adamw_state(self._collectives.local(parameter))
             for index, stack in enumerate(layout.stacks):
-                if any(
-                    key_of("step", tile) in stored.get(layout.parameters[tile.parameter], {}) for tile in stack.tiles
-                ):
+                tiles = [(key_of("step", tile), layout.parameters[tile.parameter]) for tile in stack.tiles]
+                is_stored = any(key in stored.get(parameter, {}) for key, parameter in tiles)
+                if is_stored or (layout.begun and layout.rounds is not None):  # as a step of several processes does
                     self._begin(layout, index)
         parts = self._parts()
         fill((source, parts[each][name]) for each, sources in stored.items() for name, source in sources.items())

@@ -19,7 +19,10 @@ def adamw_shapes(parameter: Tensor) -> dict[str, tuple[int, ...]]:
 
 def adamw_state(parameter: Tensor) -> dict[str, Tensor]:
     """The state of a parameter before its first step."""
-    return {name: torch.zeros(shape, device=parameter.device) for name, shape in adamw_shapes(parameter).items()}
+    return {
+        name: torch.zeros(shape, dtype=torch.float32, device=parameter.device)
+        for name, shape in adamw_shapes(parameter).items()
+    }
 
 
 @torch.no_grad()

@@ -264,6 +264,12 @@ class Engine:
             self._warn(f"no checkpoint was written: {error}", severity="error")
         self._note_saves(keeper)
 
+    def finish_saves(self, timeout_s: float) -> None:
+        """Wait for a save that is under way, and write down how it ended."""
+        if self.effects.keeper is not None:
+            self.effects.keeper.close(timeout_s)
+            self._note_saves(self.effects.keeper)
+
     def _note_saves(self, keeper: Keeper) -> None:
         """Write down the saves that have ended."""
         for kept in keeper.ended():

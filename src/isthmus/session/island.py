@@ -31,6 +31,9 @@ from isthmus.terms import Goodbye, Phase
 
 _PROVISIONAL = "the weights at the end are provisional: not every fragment was agreed with every island of the run"
 
+_SAVE_S, _LONG_SAVE_S = 10.0, 600.0
+"""How long leaving waits for a checkpoint that is being written, after a failure and else."""
+
 Result = Literal["done", "interrupted", "failed"]
 """How an island's part of the run ended."""
 
@@ -119,7 +122,7 @@ class Island:
             ranks=ranks,
             slow_on_host=loaded.island.island.slow_state == "host",
         )
-        training = Training(model, optimizer, data, ranks)
+        training = Training(model, optimizer, data, ranks, masters)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
         island = cls(site)
         island._get_ready()
@@ -298,6 +301,7 @@ class Island:
             return
         self._result = result
         self._meter.flush()
+        self.engine.finish_saves(_SAVE_S if result == "failed" else _LONG_SAVE_S)
         link = self.engine.effects.link
         for peer in self.engine.core.company.living:
             link.send(peer, Goodbye(detail or result))

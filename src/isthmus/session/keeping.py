@@ -36,6 +36,10 @@ class Keeper(Protocol):
         """The saves that have ended since this was asked last."""
         ...
 
+    def close(self, timeout_s: float) -> None:
+        """Wait for a save that is under way, but no longer than this."""
+        ...
+
 
 class PromptKeeper:
     """Saves during the call.
@@ -66,6 +70,9 @@ class PromptKeeper:
         """See ``Keeper.ended``."""
         ended, self._ended = self._ended, []
         return ended
+
+    def close(self, timeout_s: float) -> None:
+        """See ``Keeper.close``; there is none."""
 
 
 class SharedKeeper:
@@ -110,6 +117,11 @@ class SharedKeeper:
         while self._ended:
             ended.append(self._ended.pop(0))
         return ended
+
+    def close(self, timeout_s: float) -> None:
+        """See ``Keeper.close``."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _join(self) -> None:
         if self._thread is not None:

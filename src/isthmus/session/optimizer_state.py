@@ -14,18 +14,23 @@ from torch import Tensor, nn
 
 from isthmus.fragments import canonical_name
 
+_OF_GROUP = frozenset({"params", "param_names"})
+"""What a group says of its parameters; all else are settings."""
+
 
 class NamedState:
     """Gives and takes an optimizer's state by name.
 
     Args:
-        model: Names the parameters. Those that are not its own, such as fp32 masters, go by their place.
-        optimizer: Any.
+        model: Names the parameters.
+        optimizer: Any. What it trains that is neither the model's nor a master, goes by its place.
+        masters: fp32 masters by their parameters' names.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor]) -> None:
         self._optimizer = optimizer
-        self._names = {id(parameter): canonical_name(name) for name, parameter in model.named_parameters()}
+        named = [*model.named_parameters(), *masters.items()]
+        self._names = {id(parameter): canonical_name(name) for name, parameter in named}
 
     def state_dict(self) -> dict[str, Any]:
         """As the optimizer gives it, with names where it has numbers."""
@@ -53,7 +58,8 @@ class NamedState:
             first, *rest = [settings[names[number]] for number in group["params"]]
             if not all(_same(first, other) for other in rest):
                 raise ValueError("parameters of one group had different settings in the checkpoint")
-            groups.append({**first, "params": group["params"]})
+            kept = {key: group[key] for key in _OF_GROUP if key in group}
+            groups.append({**{key: value for key, value in first.items() if key not in _OF_GROUP}, **kept})
         numbers: dict[Any, Any] = {name: number for number, name in names.items()}
         state = {numbers.get(key, key): each for key, each in stored["state"].items()}
         return {**stored, "state": state, "param_groups": groups}
@@ -76,7 +82,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two groups have the same settings."""
     if one is other:
         return True
-    keys = (one.keys() | other.keys()) - {"params"}
+    keys = (one.keys() | other.keys()) - _OF_GROUP
     return all(key in one and key in other and _equal(one[key], other[key]) for key in keys)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from isthmus.checkpoint import pack, rng_state, set_rng_state, unpack
 from isthmus.errors import CheckpointError, ShapeError
 from isthmus.fragments import canonical_name
-from isthmus.island import Alone, Ranks, part_of, spread_like, together
+from isthmus.island import Alone, Ranks, part_of, spread_like, state_part, together
 from isthmus.parts import Part, Source, Stored, fill
 from isthmus.session.optimizer_state import NamedState
 
@@ -40,13 +40,19 @@ class Training:
             signed header, and its ``seek(cursor)`` is called after a crash if tokens beyond the checkpoint live on
             at a partner.
         ranks: The island's; alone if None.
+        masters: What the optimizer trains in place of low-precision parameters, by their names.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: object | None, ranks: Ranks | None = None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: object | None,
+        ranks: Ranks | None = None,
+        masters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._model, self._optimizer, self._data, self._ranks = model, optimizer, data, ranks or Alone()
-        self._named = NamedState(model, optimizer)
+        self._named = NamedState(model, optimizer, masters or {})
 
     @property
     def cursor(self) -> int:
@@ -72,7 +78,7 @@ class Training:
             return {"model": model, "optimizer": optimizer, "data": data, "rng": rng_state()}
         return {
             "model": map_tensors(model, part_of),
-            "optimizer": map_tensors(optimizer, lambda leaf: leaf if isinstance(leaf, Part) else part_of(leaf)),
+            "optimizer": together(self._ranks, partial(self._optimizer_parts, optimizer)),
             "data_of_ranks": _once(self._ranks.collect(together(self._ranks, partial(pack, data)))),
             "rng_of_ranks": self._ranks.collect(pack(rng_state())),
         }
@@ -96,7 +102,7 @@ class Training:
         if isinstance(self._data, Stateful) and data is not None:
             self._data.load_state_dict(data)
         rng = unpack_list(state["rng_of_ranks"]) if "rng_of_ranks" in state else [state["rng"]]
-        if self._ranks.rank < len(rng):  # a rank that is new begins with what its process was seeded with
+        if self._ranks.size == len(rng):  # other ranks begin with what their processes were seeded with
             set_rng_state(rng[self._ranks.rank])
 
     def _model_state(self) -> dict[str, Any]:
@@ -112,11 +118,20 @@ class Training:
             {names.get(name, name): own[name] if name in both else value for name, value in stored.items()}
         )
 
+    def _optimizer_parts(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+        """An optimizer's state by name as this rank's parts."""
+        parameters = self._named.parameters()
+
+        def part(leaf: Tensor | Part, name: str) -> Part:
+            return leaf if isinstance(leaf, Part) else state_part(leaf, parameters.get(name), f"state of {name!r}")
+
+        parts = map_tensors({**optimizer, "state": {}}, part_of)
+        state = {name: map_tensors(each, partial(part, name=name)) for name, each in optimizer["state"].items()}
+        return {**parts, "state": state}
+
     def _load_optimizer(self, stored: Mapping[str, Any]) -> None:
         """Load state that lies as the parameters do where it is of their shape, and whole otherwise."""
-        if getattr(self._optimizer, "takes_parts", False):
-            self._optimizer.load_state_dict(self._named.numbered(stored))
-            return
+        takes_parts = getattr(self._optimizer, "takes_parts", False)
         parameters = self._named.parameters()
         pairs: list[tuple[Source, Part]] = []
 
@@ -129,9 +144,9 @@ class Training:
             pairs.append((source, part_of(own)))
             return own
 
-        state = {
-            key: map_tensors(each, partial(placed, like=parameters.get(key))) for key, each in stored["state"].items()
-        }
+        state = stored["state"]
+        if not takes_parts:
+            state = {key: map_tensors(each, partial(placed, like=parameters.get(key))) for key, each in state.items()}
         groups = map_tensors(stored["param_groups"], partial(placed, like=None))
         fill(pairs)
         self._optimizer.load_state_dict(self._named.numbered({**stored, "state": state, "param_groups": groups}))
