@@ -163,12 +163,12 @@ def test_processes_with_other_states_are_told_so(saved: LocalStorage):
         draft(saved, 3, state(3), Quarrel(b"plain", b"plane"))
 
 
-def test_processes_with_other_counters_or_bytes_are_told_so(saved: LocalStorage):
+def test_processes_with_other_counters_are_told_so(saved: LocalStorage):
     class Other(Team):
         def collect(self, own: bytes) -> list[bytes]:
             return [own, own[:-1] + bytes([own[-1] ^ 1])]
 
-    with pytest.raises(CheckpointError, match="other counters, small buffers or bytes than rank 0's at rank 1"):
+    with pytest.raises(CheckpointError, match="other counters or small buffers than rank 0's at rank 1"):
         draft(saved, 3, state(3), Other())
 
 

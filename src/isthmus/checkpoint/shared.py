@@ -151,14 +151,11 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(leaves: Mapping[str, Leaf | Part]) -> bytes:
-    """Of what must be the same at all processes and is not large: bytes, counters, small buffers."""
+    """Of tensors that must be the same at all processes and are not large: counters, small buffers."""
     digest = hashlib.sha256()
     for leaf in leaves.values():
-        if isinstance(leaf, Part):
-            if leaf.is_copy and leaf.num_bytes <= _COMPARED_BYTES:
-                digest.update(leaf.local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(leaf, bytes | bytearray | memoryview):
-            digest.update(leaf)
+        if isinstance(leaf, Part) and leaf.is_copy and leaf.num_bytes <= _COMPARED_BYTES:
+            digest.update(leaf.local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
 
@@ -213,6 +210,6 @@ def _require_agreement(told: Sequence[_Said]) -> None:
         if alike != told[0][3]:
             raise CheckpointError(
                 "the ranks of this island do not hold the same state",
-                got=f"other counters, small buffers or bytes than rank 0's at rank {rank}",
+                got=f"other counters or small buffers than rank 0's at rank {rank}",
                 wanted="the same at all ranks, or DTensors; what data keep of their own is saved by rank",
             )

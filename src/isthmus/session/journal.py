@@ -63,7 +63,9 @@ class Journal:
         elif kept.info is not None:
             info = kept.info
             times = {"seconds": kept.seconds, "blocked_s": kept.blocked_s}
-            self.write(records.Checkpoint(**self.stamp(), name=info.name, num_bytes=info.num_bytes, **times))
+            stamp = self.stamp()
+            stamp["step"] = info.step  # training may be further by now
+            self.write(records.Checkpoint(**stamp, name=info.name, num_bytes=info.num_bytes, **times))
 
     def departed(
         self, fragment: int, outer: tuple[float, float], rms: float | None, header: Header | None, *, answer: bool

@@ -138,7 +138,7 @@ class Training:
         def placed(source: Source, like: Tensor | None) -> Tensor:
             own = None if like is None else spread_like(like, tuple(source.shape), _dtype(source))
             if own is None and isinstance(source, Tensor):
-                return source
+                return source.clone()  # the optimizer would change it in place
             if own is None:
                 own = torch.empty(tuple(source.shape), dtype=_dtype(source))
             pairs.append((source, part_of(own)))
