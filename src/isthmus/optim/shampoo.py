@@ -263,7 +263,7 @@ class Shampoo(Optimizer):
                 self.state[parameter]["step"] += 1
                 continue
             trained.append(held)
-            gradients.append(self._collectives.local(parameter.grad))
+            gradients.append(self._collectives.local(_placed_alike(parameter.grad, parameter)))
             states.append(self.state[parameter])
         settings = {name: group[name] for name in ("lr", "eps", "weight_decay")}
         adamw_step(trained, gradients, states, betas=group["betas"][:2], **settings)
@@ -284,7 +284,7 @@ class Shampoo(Optimizer):
         """Step with all processes; whatever has no gradient here, may have one elsewhere."""
         local = self._collectives.local
         held = [local(parameter) for parameter in layout.parameters]
-        gradients = [None if parameter.grad is None else local(parameter.grad) for parameter in layout.parameters]
+        gradients = [None if p.grad is None else local(_placed_alike(p.grad, p)) for p in layout.parameters]
         first = 0
         for each in rounds:
             places = range(first, first + len(each.stacks))
@@ -332,3 +332,12 @@ def _check_fit(own: Mapping[str, tuple[int, ...]], stored: Mapping[str, Source])
                 wanted=mine,
                 mend="Build the optimizer over the same parameters and with the same max_block as the one saved.",
             )
+
+
+def _placed_alike(gradient: Any, parameter: Any) -> Tensor:
+    """A gradient that lies as its parameter does: not one that is still to be summed over ranks, say."""
+    placements = getattr(parameter, "placements", None)
+    if placements is not None and gradient.placements != placements:
+        gradient = gradient.redistribute(parameter.device_mesh, placements)
+    own: Tensor = gradient
+    return own
