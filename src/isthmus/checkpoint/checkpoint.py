@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -26,8 +26,6 @@ from isthmus.checkpoint.storage import LocalStorage, Storage
 from isthmus.checkpoint.structure import flatten, unflatten
 from isthmus.errors import CheckpointError
 from isthmus.parts import Part, Stored
-
-T = TypeVar("T")
 
 FORMAT = "isthmus-checkpoint-1"
 

@@ -31,7 +31,7 @@ class Exchange:
         collectives: Collectives,
         device: torch.device,
     ) -> None:
-        self._collectives, self._device = collectives, device
+        self._device = device
         self._inward = _Way(plan(owned, held, outward=False), collectives)
         self._outward = _Way(plan(owned, held, outward=True), collectives)
 

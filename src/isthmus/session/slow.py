@@ -296,8 +296,7 @@ class SlowState:
 
     def _saved(self, all_matrices: Sequence[Matrices]) -> dict[str, Tensor | Part]:
         """What ``state_dict`` gives of the whole model."""
-        parts = self._parts(all_matrices)
-        return dict(parts) if self._ranks.size > 1 else dict(_named(all_matrices))
+        return dict(_named(all_matrices) if self._ranks.size == 1 else self._parts(all_matrices))
 
     def _parts(self, all_matrices: Sequence[Matrices]) -> dict[str, Part]:
         """This rank's parts of the whole model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,8 +54,4 @@ def take(kind: str, parts: Mapping[str, Part], stored: Mapping[str, Any]) -> Non
 
 def _same_rows(rows: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a tensor of this shape has so many rows of such a length."""
-    length = shape[-1] if shape else 1
-    count = 1
-    for each in shape[:-1]:
-        count *= each
-    return rows == (count, length)
+    return rows == (math.prod(shape[:-1]), shape[-1] if shape else 1)

@@ -110,8 +110,9 @@ class Training:
 
     def _load_model(self, stored: Mapping[str, Any]) -> None:
         """Fill the model's own tensors; whatever else its modules keep, they take themselves."""
-        names = {canonical_name(name): name for name in self._model.state_dict()}
-        own = self._model_state()
+        state = self._model.state_dict()
+        names = {canonical_name(name): name for name in state}
+        own = {name: state[full] for name, full in names.items()}
         both = {name for name in own.keys() & stored.keys() if isinstance(own[name], Tensor)}
         fill((stored[name], part_of(own[name])) for name in sorted(both))
         self._model.load_state_dict(
