@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from losses import CONFIG
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from isthmus.island import Layout, Parallel, open_collectives
 from isthmus.model import build_model
-from isthmus.optim import build_optimizer
+from isthmus.optim import Shampoo, build_optimizer
 
 STEPS = 9
 
@@ -24,6 +25,9 @@ def drive(model: nn.Module, *, spread: bool) -> torch.optim.Optimizer:
     """Steps with gradients that depend on the step and the parameter's name alone."""
     collectives = open_collectives() if spread else None
     optimizer = build_optimizer(model, "shampoo", learning_rate=0.02, refresh_steps=4, collectives=collectives)
+    if spread:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
     for step in range(STEPS):
         for place, (_, parameter) in enumerate(sorted(model.named_parameters())):
             generator = torch.Generator().manual_seed(1000 * step + place)
@@ -51,10 +55,33 @@ def check(parallel: Parallel, lone: nn.Module, alone: torch.optim.Optimizer) -> 
     assert matrices < 1.35 / dist.get_world_size() + 0.1, matrices
 
 
+def check_sums() -> None:
+    """Gradients that are still to be summed over ranks, as sequence parallelism leaves them, are."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    torch.manual_seed(0)
+    whole = [torch.randn(8, 6), torch.randn(5)]
+    own = [nn.Parameter(distribute_tensor(each, mesh, [Replicate()])) for each in whole]
+    lone = [nn.Parameter(each.clone()) for each in whole]
+    optimizers = (
+        Shampoo(own, lr=0.1, refresh_steps=2, collectives=open_collectives()),
+        Shampoo(lone, lr=0.1, refresh_steps=2),
+    )
+    for _ in range(4):
+        for mine, its in zip(own, lone, strict=True):
+            parts = torch.randn(size, *its.shape)
+            mine.grad, its.grad = DTensor.from_local(parts[rank], mesh, [Partial()]), parts.sum(0)
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, its in zip(own, lone, strict=True):
+        torch.testing.assert_close(mine.full_tensor(), its)
+
+
 if __name__ == "__main__":
     lone = build_model(CONFIG, seed=1)
     alone = drive(lone, spread=False)
     dist.init_process_group("gloo")
+    check_sums()
     for layout in sys.argv[1:]:
         sizes = dict(part.split("=") for part in layout.split(",") if part != "ddp")
         check(Parallel(**{name: int(size) for name, size in sizes.items()}), lone, alone)

@@ -15,10 +15,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from isthmus.errors import ConfigError, IsthmusError, ShapeError
+from isthmus.errors import CheckpointError, ConfigError, IsthmusError, ShapeError
 from isthmus.island import TorchRanks, at_gateway
 from isthmus.optim import build_optimizer
 from isthmus.session import cut_model
+from isthmus.session.trainee import Training
 
 
 def model(width: int = 6, *, seed: int = 0) -> nn.Module:
@@ -32,6 +33,22 @@ def different_tokens(run_dir: Path, rank: int) -> None:
     with isthmus.Island.join(run_dir, name="solo", model=net, optimizer=optimizer) as island:
         island.step(tokens=10)
         island.step(tokens=10 + rank)
+
+
+class Plain(torch.optim.SGD):
+    """Keeps a plain tensor for parameters that are divided among ranks."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["mean"] = torch.zeros(parameter.to_local().shape)
+
+
+def undivided_state(ranks: TorchRanks) -> None:
+    net = fully_shard(model())
+    optimizer = Plain(net.parameters(), lr=0.0)
+    optimizer.step()
+    Training(net, optimizer, None, ranks).state_dict()
 
 
 def fails() -> None:
@@ -55,6 +72,8 @@ def main(run_dir: Path) -> None:
     for optimizer in ("shampoo", "muon"):
         with pytest.raises(ConfigError, match="does not train parameters that are sharded"):
             build_optimizer(fully_shard(model()), optimizer, learning_rate=0.1)
+    with pytest.raises(CheckpointError, match="'0.weight' cannot be saved: the parameter is divided among ranks"):
+        undivided_state(ranks)
     with pytest.raises(ConfigError, match=r"^the gateway cannot; got 1; wanted 2\. Mend it\.$"):
         at_gateway(ranks, fails)
     with pytest.raises(IsthmusError, match="have not decided alike"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from losses import CONFIG
-from torch import Tensor
+from torch import Tensor, nn
 
 import isthmus
 from isthmus.island import Layout, Parallel, Precision, open_collectives
@@ -41,9 +41,24 @@ class Batches:
         self.cursor = state["cursor"]
 
 
+class Counted(nn.Module):
+    """What a user's module keeps beside its tensors: a tensor in its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(2, dtype=torch.int64)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        self.seen = state["seen"] + 0
+
+
 def run(run_dir: Path, what: str, parallel: Parallel, optimizer_name: str) -> dict[str, object]:
     """Train to the end; the losses after the save, and what was held at it."""
     model, data = build_model(CONFIG, seed=1), Batches()
+    model.counted = counted = Counted()
     layout = Layout(model, parallel, batch_size=8)
     optimizer = build_optimizer(
         model, optimizer_name, learning_rate=3e-3, refresh_steps=4, collectives=open_collectives()
@@ -53,9 +68,11 @@ def run(run_dir: Path, what: str, parallel: Parallel, optimizer_name: str) -> di
     with isthmus.Island.join(run_dir, name="solo", model=layout.model, optimizer=optimizer, data=data) as island:
         if what == "go-on":
             assert island.step_count == data.cursor == SAVED_AT
+            assert counted.seen.tolist() == [SAVED_AT, SAVED_AT]
             saved = island.digest
         while island.step_count < STEPS:
             loss = train_step(layout, optimizer, Precision("fp32"), data.next(), clip_norm=0.5)
+            counted.seen += 1
             island.step(tokens=256, loss=loss)
             (mean,) = island.ranks.total(float(loss))
             losses.append(mean / island.ranks.size)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -151,6 +152,24 @@ class Quarrel(Team):
         return [own, own.replace(self._old, self._new)]
 
 
+def after(storage: LocalStorage, other: dict[str, Any]) -> Team:
+    """A first process whose second says what a process that holds ``other`` says."""
+
+    class Told(Team):
+        said: ClassVar[list[bytes]] = []
+
+        def collect(self, own: bytes) -> list[bytes]:
+            self.said.append(own)
+            return [own]
+
+    class Both(Team):
+        def collect(self, own: bytes) -> list[bytes]:
+            return [own, Told.said.pop(0)]
+
+    draft(storage, 3, other, Told())
+    return Both()
+
+
 def test_what_one_process_cannot_store_no_process_stores(saved: LocalStorage, team: Team):
     with pytest.raises(CheckpointError, match=r"state of rank 0 cannot be stored; got .*\['x'\].*object"):
         draft(saved, 3, {"x": object()}, team)
@@ -160,7 +179,12 @@ def test_processes_with_other_states_are_told_so(saved: LocalStorage):
     with pytest.raises(
         CheckpointError, match="do not hold the same state; got another structure than rank 0's at rank 1"
     ):
-        draft(saved, 3, state(3), Quarrel(b"plain", b"plane"))
+        draft(saved, 3, state(3), after(saved, {**state(3), "more": 1}))
+
+
+def test_processes_with_other_bytes_are_told_so(saved: LocalStorage):
+    with pytest.raises(CheckpointError, match="other counters or small buffers than rank 0's at rank 1"):
+        draft(saved, 3, {"memory": b"one"}, after(saved, {"memory": b"two"}))
 
 
 def test_processes_with_other_counters_are_told_so(saved: LocalStorage):

@@ -84,28 +84,28 @@ def draft(storage: LocalStorage, step: int, state: Mapping[str, Any], team: Team
     """
     name = structure = refused = ""
     leaves: dict[str, Leaf | Part] = {}
-    alike = b""
+    form = alike = b""
     try:
         structure, leaves = flatten(dict(state))
-        alike = _digest(leaves)
+        form, alike = hashlib.sha256(structure.encode()).digest(), _digest(leaves)
         if team.rank == 0:
             sweep_shards(storage)
             name = next_name(storage)
     except Exception as error:  # whatever it is: the others must hear of it
         refused = str(error) or type(error).__name__
-    _require_agreement(told := [_decode(each) for each in team.collect(_encode(name, structure, refused, alike))])
+    _require_agreement(told := [_decode(each) for each in team.collect(_encode(name, form, refused, alike))])
     whole = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Part)}
     parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Part)}
     try:
         copied = _copied(parts, team)
     except Exception as error:  # no memory, say
         copied, refused = {}, str(error) or type(error).__name__
-    _require_agreement([_decode(each) for each in team.collect(_encode("", "", refused, b""))])
+    _require_agreement([_decode(each) for each in team.collect(_encode("", b"", refused, b""))])
     return Draft(told[0][0], step, structure, whole, copied)
 
 
 def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
-    """Write a draft; durable when this returns. What was saved, at the first process; None at the others.
+    """Write a draft; durable when this returns, at any process. What was saved, at the first; None at the others.
 
     Raises:
         CheckpointError: A process could not write, at all of them; older checkpoints stay good.
@@ -113,17 +113,21 @@ def commit(storage: LocalStorage, drawn: Draft, team: Team) -> SavedInfo | None:
     from isthmus.checkpoint.shards import write_shards  # takes a second to import
 
     folder = storage.root / f"{drawn.name}{SHARDS}"
+    info, refused = None, ""
     try:
         write_shards(folder, drawn.parts, size=team.size, group=team.group)
         files = _verify(folder, team)
-        if team.rank:
-            return None
-        storage.sweep()
-        sync_folder(folder)
-        return write_state(storage, drawn.name, drawn.step, drawn.structure, drawn.leaves, files)
-    except Exception as error:
+        if team.rank == 0:
+            storage.sweep()
+            sync_folder(folder)
+            info = write_state(storage, drawn.name, drawn.step, drawn.structure, drawn.leaves, files)
+    except Exception as error:  # whatever it is: the others must hear of it
+        refused = str(error) or type(error).__name__
+    why = next((each.decode() for each in team.collect(refused.encode()) if each), "")
+    if why:
         shutil.rmtree(folder, ignore_errors=True)
-        raise not_saved(drawn.step, error) from error
+        raise not_saved(drawn.step, why)
+    return info
 
 
 def _copied(parts: Mapping[str, Part], team: Team) -> dict[str, Part]:
@@ -151,10 +155,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(leaves: Mapping[str, Leaf | Part]) -> bytes:
-    """Of tensors that must be the same at all processes and are not large: counters, small buffers."""
+    """Of what must be the same at all processes and is not large: plain bytes, counters, small buffers."""
     digest = hashlib.sha256()
     for leaf in leaves.values():
-        if isinstance(leaf, Part) and leaf.is_copy and leaf.num_bytes <= _COMPARED_BYTES:
+        if isinstance(leaf, (bytes, bytearray, memoryview)):
+            digest.update(leaf)
+        elif isinstance(leaf, Part) and leaf.is_copy and leaf.num_bytes <= _COMPARED_BYTES:
             digest.update(leaf.local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
@@ -168,8 +174,8 @@ def _verify(folder: Path, team: Team) -> tuple[ShardFile, ...]:
             if name.startswith(f"shard-{team.rank + 1:05d}-"):  # its own, which torch syncs before they are flushed
                 sync_file(folder / name)
         names, files = "\n".join(found), hash_files(folder, found[team.rank :: team.size])
-    except OSError as error:
-        refused = str(error)
+    except Exception as error:  # whatever it is: the others must hear of it
+        refused = str(error) or type(error).__name__
     told = team.collect(msgspec.msgpack.encode((names, files, refused)))
     seen = [msgspec.msgpack.decode(each, type=tuple[str, list[ShardFile], str]) for each in told]
     for _, _, why in seen:
@@ -184,8 +190,8 @@ def _verify(folder: Path, team: Team) -> tuple[ShardFile, ...]:
     return tuple(sorted((file for each in seen for file in each[1]), key=lambda file: file.name))
 
 
-_Said = tuple[str, str, str, bytes]
-"""Name, structure, what is refused, and the digest of what must be the same."""
+_Said = tuple[str, bytes, str, bytes]
+"""Name, the structure's digest, what is refused, and the digest of what must be the same."""
 
 
 def _encode(*said: str | bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import add
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from isthmus.optim.blocks import Blocks
 from isthmus.optim.collectives import Collectives
 from isthmus.optim.exchange import Exchange, held_by_all
-from isthmus.optim.owners import as_stack, divide
+from isthmus.optim.owners import Box, as_stack, divide
 from isthmus.optim.tiles import MOST_ELEMENTS, Stack, Tile, stack_up
+
+MOST_HELD = 4
+"""Weights of a round at one rank, in units of ``MOST_ELEMENTS``: gradients and changes of so many travel at once."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def plan_rounds(
     owned = divide(tiles, counts, loads)
     held = held_by_all({place: collectives.part_of(each) for place, each in enumerate(parameters)}, collectives)
     devices = [parameter.device for parameter in parameters]
-    ends = _ends(parameters)
+    ends = _ends(parameters, held)
     for _, group in groupby(range(len(parameters)), key=lambda place: ends[place]):
         places = set(group)
         in_round = [[tile for tile in own if tile.parameter in places] for own in owned]
@@ -87,13 +91,20 @@ def plan_rounds(
         yield Round(tuple(stacks), exchange, tuple(found[id(tile)] for tile in in_round[collectives.rank]))
 
 
-def _ends(parameters: Sequence[Tensor]) -> list[tuple[int, torch.device]]:
-    """The round of each parameter; one device a round."""
+def _ends(parameters: Sequence[Tensor], held: Sequence[Mapping[int, Box]]) -> list[tuple[int, torch.device]]:
+    """The round of each parameter; one device a round.
+
+    A round has ``MOST_ELEMENTS`` to work on for each rank, and at no rank more than ``MOST_HELD`` times as many to move.
+    """
     ends: list[tuple[int, torch.device]] = []
-    number = taken = 0
-    for parameter in parameters:
-        if taken and (taken + parameter.numel() > MOST_ELEMENTS or parameter.device != ends[-1][1]):
-            number, taken = number + 1, 0
-        taken += parameter.numel()
+    number, taken, moved = 0, 0, [0] * len(held)
+    for place, parameter in enumerate(parameters):
+        here = [boxes[place].size if place in boxes else 0 for boxes in held]
+        full = taken + parameter.numel() > MOST_ELEMENTS * len(held) or max(map(add, moved, here)) > (
+            MOST_ELEMENTS * MOST_HELD
+        )
+        if taken and (full or parameter.device != ends[-1][1]):
+            number, taken, moved = number + 1, 0, [0] * len(held)
+        taken, moved = taken + parameter.numel(), [*map(add, moved, here)]
         ends.append((number, parameter.device))
     return ends

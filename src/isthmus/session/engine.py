@@ -53,6 +53,7 @@ from isthmus.terms import (
     Hello,
     Layout,
     LinkEvent,
+    LinkSample,
     MessageReceived,
     PeerDown,
     PeerUp,
@@ -198,7 +199,7 @@ class Engine:
             self._note_saves(self.effects.keeper)
         events = self.effects.link.poll()
         self.journal.heard(events)
-        results: list[Event] = [self._admit(event) for event in events]
+        results: list[Event] = [self._admit(event) for event in events if not isinstance(event, LinkSample)]
         cursor = self.memory.cursor
         acted = False
         while orders := self.core.advance(self.memory.step, results, self.now_s()):

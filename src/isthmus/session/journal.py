@@ -58,9 +58,10 @@ class Journal:
     def saved(self, kept: Kept) -> None:
         """A save has ended."""
         if kept.error is not None:
-            what = f"no checkpoint was written: {kept.error}"
+            failed = "no checkpoint was written" if kept.info is None else "old checkpoints were not removed"
+            what = f"{failed}: {kept.error}"
             self.write(records.Alarm(**self.stamp(), what=what, peer=None, severity="error"))
-        elif kept.info is not None:
+        if kept.info is not None:
             info = kept.info
             times = {"seconds": kept.seconds, "blocked_s": kept.blocked_s}
             stamp = self.stamp()

@@ -14,7 +14,8 @@ from isthmus.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Kept:
-    """How a save ended; ``info`` is None where it failed, or where another rank knows.
+    """How a save ended; ``info`` is None where it failed, or where another rank knows. ``error`` may also be that
+    old checkpoints could not be removed.
 
     ``seconds`` is from its begin until it was durable, ``blocked_s`` what of that training has waited.
     """
@@ -62,7 +63,7 @@ class PromptKeeper:
             info = save(self._storage, step, state)
             prune(self._storage, keep=self._keep)
         except (CheckpointError, OSError) as refused:
-            info, error = None, refused
+            error = refused
         seconds = self._clock.now_s() - started_s
         self._ended.append(Kept(info, error, seconds, seconds))
 
@@ -135,5 +136,5 @@ class SharedKeeper:
             if info is not None:
                 prune(self._storage, keep=self._keep)
         except Exception as refused:  # whatever it is, training goes on; what ends the island shows there, too
-            info, error = None, refused
+            error = refused
         self._ended.append(Kept(info, error, self._clock.now_s() - started_s, blocked_s))

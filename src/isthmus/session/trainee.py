@@ -114,10 +114,20 @@ class Training:
         names = {canonical_name(name): name for name in state}
         own = {name: state[full] for name, full in names.items()}
         both = {name for name in own.keys() & stored.keys() if isinstance(own[name], Tensor)}
-        fill((stored[name], part_of(own[name])) for name in sorted(both))
-        self._model.load_state_dict(
-            {names.get(name, name): own[name] if name in both else value for name, value in stored.items()}
-        )
+        pairs = [(stored[name], part_of(own[name])) for name in sorted(both)]
+
+        def whole(source: Source) -> Tensor:
+            if isinstance(source, Tensor):
+                return source
+            pairs.append((source, Part.whole(made := torch.empty(tuple(source.shape), dtype=_dtype(source)))))
+            return made
+
+        state = {
+            names.get(name, name): own[name] if name in both else map_tensors(value, whole)
+            for name, value in stored.items()
+        }
+        fill(pairs)
+        self._model.load_state_dict(state)
 
     def _optimizer_parts(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
         """An optimizer's state by name as this rank's parts."""
