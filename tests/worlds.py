@@ -16,6 +16,7 @@ from isthmus.lab import Resident, World, WorldEvent
 from isthmus.observe import records
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session import Effects, Engine, Plan, Training, cut_model
+from isthmus.session.copies import SideStream
 from isthmus.session.memory import Rule
 from isthmus.transport import LinkQuality, MemoryLink, MemoryNetwork, MemorySettings
 from isthmus.transport.link import Link
@@ -85,6 +86,7 @@ class Settings:
     finish_wait_s: float = 30.0
     own_window_steps: dict[str, int] = field(default_factory=dict)
     rule: Rule = "pair"
+    side: SideStream | None = None
 
 
 @dataclass
@@ -208,7 +210,11 @@ class SmallWorld:
         optimizer = torch.optim.AdamW(island.model.parameters(), lr=0.02)
         peers = {other: slot for slot, other in enumerate(self.names) if other != island.name}
         cut = cut_model(
-            island.model, num_fragments=settings.fragments, peers=tuple(peers), embedding_codec=settings.codec
+            island.model,
+            num_fragments=settings.fragments,
+            peers=tuple(peers),
+            embedding_codec=settings.codec,
+            side=settings.side,
         )
         plan = Plan(
             run=RUN,

@@ -26,6 +26,7 @@ from headers import header
 from isthmus.checkpoint import LocalStorage, Reader, commit, draft, load_latest
 from isthmus.island import Alone, TorchRanks, together
 from isthmus.session import cut_model
+from isthmus.session.copies import SideStream
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.shares import Shares
 from isthmus.session.slow import SlowState
@@ -91,7 +92,11 @@ def train(model: nn.Module, seed: int) -> None:
 
 def publish(slow: SlowState, shares: Shares, fragment: int, codec: str) -> tuple[memoryview, memoryview | None]:
     own = memoryview(bytearray(slow.share_bytes(fragment, codec)))
-    slow.encode("b", fragment, codec, own)
+    if slow.side is None:
+        slow.encode("b", fragment, codec, own)
+    else:
+        slow.encode("b", fragment, codec, room := slow.side.room(own.nbytes))
+        slow.side.down(room, own).finish()
     said = header(fragment, codec, slow.payload_bytes(fragment, codec))
     return own, shares.gather(said, own, lambda size: memoryview(bytearray(size)))
 
@@ -100,7 +105,8 @@ def check(layout: str, ranks: TorchRanks) -> None:
     settings = {"num_fragments": 3, "peers": ("b",), "embedding_codec": "int8"}
     lone, spread = Model(), apply_layout(Model(), layout)
     one = cut_model(lone, **settings).slow
-    many = cut_model(spread, **settings, ranks=ranks, slow_on_host=layout in ("ddp", "fsdp-tp")).slow
+    side = SideStream(torch.device("cpu"))
+    many = cut_model(spread, **settings, ranks=ranks, slow_on_host=layout in ("ddp", "fsdp-tp"), side=side).slow
     alone, shares = Shares(one.fragments, "int8", Alone()), Shares(many.fragments, "int8", ranks)
     assert one.fragments == many.fragments
     assert one.initial_hashes == many.initial_hashes

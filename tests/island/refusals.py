@@ -72,7 +72,7 @@ def main(run_dir: Path) -> None:
     for optimizer in ("shampoo", "muon"):
         with pytest.raises(ConfigError, match="does not train parameters that are sharded"):
             build_optimizer(fully_shard(model()), optimizer, learning_rate=0.1)
-    with pytest.raises(CheckpointError, match="'0.weight' cannot be saved: the parameter is divided among ranks"):
+    with pytest.raises(CheckpointError, match=r"'0.weight' cannot be saved: the parameter is divided among ranks"):
         undivided_state(ranks)
     with pytest.raises(ConfigError, match=r"^the gateway cannot; got 1; wanted 2\. Mend it\.$"):
         at_gateway(ranks, fails)

@@ -11,6 +11,7 @@ from isthmus.checkpoint import MemoryStorage, load_latest, save
 from isthmus.errors import CheckpointError, ShapeError
 from isthmus.observe import records
 from isthmus.session import Engine
+from isthmus.session.copies import Landing, SideStream
 from isthmus.terms import Phase, PublicationReceived
 from isthmus.transport import LinkQuality
 from worlds import BATCH, Settings, SmallWorld, Toy
@@ -43,6 +44,54 @@ def test_after_the_end_the_model_can_hold_exactly_the_slow_weights():
     for name in "ab":
         world[name].engine.slow.take_in()
         assert torch.equal(world[name].fast(), world[name].slow())
+
+
+# -- an accelerator ----------------------------------------------------------------------------------------------------
+
+
+class LateSide(SideStream):
+    """Bytes on their way to the host are there when they are waited for, and not before; counts what is under way."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.under_way = 0
+
+    def down(self, source: torch.Tensor, out: memoryview) -> Landing:
+        self.under_way += 1
+        return Late(self, super().down(source, out))
+
+
+class Late:
+    def __init__(self, side: LateSide, landing: Landing) -> None:
+        self._side, self._landing, self._landed = side, landing, False
+
+    def finish(self) -> None:
+        self._landing.finish()
+        self._side.under_way -= not self._landed
+        self._landed = True
+
+
+def test_what_is_coded_on_an_accelerator_is_sent_a_step_later_and_the_run_ends_with_one_model():
+    side = LateSide()
+    world = SmallWorld("ab", dataclasses.replace(SETTINGS, side=side)).start()
+    world.run_to_step("a", 3)
+    assert [record.published for record in world["a"].of(records.Departure)] == [True]
+    assert world["a"].of(records.Published) == []
+    assert side.under_way > 0
+    world.run_to_step("a", 4)
+    assert side.under_way == 0
+    world.run()
+    assert side.under_way == 0
+    assert all(len(world[name].of(records.Meeting)) > 4 for name in "ab")
+    assert torch.equal(world["a"].slow(), world["b"].slow())
+
+
+def test_a_checkpoint_and_an_arrival_wait_for_what_is_still_on_its_way_to_the_host():
+    side = LateSide()
+    world = SmallWorld("ab", dataclasses.replace(SETTINGS, side=side)).start()
+    world.run_to_step("a", 3)
+    payloads = world["a"].engine.state_dict()["payloads"]
+    assert [any(payload) for _, _, payload in payloads.values()] == [True]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from headers import header
 from isthmus.codec import NO_CODEC
 from isthmus.errors import CodecError, ShapeError
 from isthmus.session import Cut, cut_model
+from isthmus.session.copies import SideStream
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.slow import SlowState
 from isthmus.terms import Header
@@ -49,12 +50,21 @@ def make_cut(model: nn.Module, **changes: object) -> Cut:
 def trade_with_copy(slow: SlowState, fragment: int, codec: str = "fp32", mode: Mode = Mode.CORRECT) -> None:
     """Meet a partner that publishes the same weights moved by one."""
     mine = bytearray(slow.payload_bytes(fragment, codec))
-    slow.encode("b", fragment, codec, memoryview(mine))
+    if slow.side is None:
+        slow.encode("b", fragment, codec, memoryview(mine))
+    else:
+        room = slow.side.room(len(mine))
+        slow.encode("b", fragment, codec, room)
+        landing = slow.side.down(room, memoryview(mine))
+        assert not any(mine)
+        landing.finish()
     theirs = bytearray(slow.payload_bytes(fragment, "fp32"))
     numbers = torch.frombuffer(theirs, dtype=torch.float32)
     numbers += 1.0
     own, other = header(fragment, codec, len(mine)), header(fragment, "fp32", len(theirs))
-    slow.arrive(Arrive(("b",), fragment, own, (other,), 0, mode), [memoryview(mine), memoryview(theirs)])
+    payloads = [memoryview(mine), memoryview(theirs)]
+    near = payloads if slow.side is None else [slow.side.up(payload).take() for payload in payloads]
+    slow.arrive(Arrive(("b",), fragment, own, (other,), 0, mode), near)
 
 
 def move(model: nn.Module, by: float = 0.5) -> None:
@@ -64,9 +74,12 @@ def move(model: nn.Module, by: float = 0.5) -> None:
                 parameter.add_(by)
 
 
-def test_slow_state_in_host_memory_changes_nothing_else():
+@pytest.mark.parametrize("on_host", [False, True], ids=["beside the weights", "on the host"])
+def test_copies_on_a_stream_of_their_own_change_nothing_else(on_host: bool):
     models = [Net(), Net()]
-    slows = [slow_of(models[0]), slow_of(models[1], slow_on_host=True)]
+    side = SideStream(torch.device("cpu"))
+    slows = [slow_of(models[0]), slow_of(models[1], slow_on_host=on_host, side=side)]
+    assert (slows[1].side is None) == on_host
     for turn, (codec, mode) in enumerate([("int4", Mode.CORRECT), ("int8", Mode.ADOPT), ("fp32", Mode.ASSIGN)]):
         for model, slow in zip(models, slows, strict=True):
             move(model, 0.1 * (turn + 1))

@@ -104,8 +104,10 @@ def payload_bytes(entries: Iterable[PayloadEntry], codec: str, embedding_codec: 
     return sum(part.num_bytes for part in slices(entries, codec, embedding_codec))
 
 
-def encode_parts(rows: Tensor, parts: Sequence[Slice], payload: memoryview) -> None:
+def encode_parts(rows: Tensor, parts: Sequence[Slice], payload: memoryview | Tensor) -> None:
     """Write ``rows``, fp32 of any shape, into their slices of ``payload``: all coded alike, end to end in ``rows``.
+
+    The payload is host memory, or a tensor of uint8 on any device, which is then not waited for.
 
     Raises:
         CodecError: A value is not finite, or rows, slices and payload do not fit.
@@ -126,6 +128,10 @@ def encode_parts(rows: Tensor, parts: Sequence[Slice], payload: memoryview) -> N
             for part, own in zip(parts, matrix.split_with_sizes([part.rows for part in parts]), strict=True):
                 encode_parts(own, [part], payload)
         raise _named(error, parts[0]) from error
+    if isinstance(payload, Tensor):
+        for part, own in zip(parts, packed.view(-1).split_with_sizes([part.num_bytes for part in parts]), strict=True):
+            _near_bytes_of(payload, part).copy_(own)
+        return
     source = packed.cpu().view(-1).numpy()
     at = 0
     for part in parts:
@@ -133,16 +139,19 @@ def encode_parts(rows: Tensor, parts: Sequence[Slice], payload: memoryview) -> N
         at += part.num_bytes
 
 
-def decode_parts(payload: memoryview, parts: Sequence[Slice], rows: Tensor) -> Tensor:
+def decode_parts(payload: memoryview | Tensor, parts: Sequence[Slice], rows: Tensor) -> Tensor:
     """Write what slices of ``payload`` encode into ``rows``, fp32 [rows, row_length], end to end; they are coded alike.
 
     The packed bytes are copied once, to the device of ``rows``, and decoded there. They were checked before; the
-    payload may be read-only.
+    payload may be read-only, and host memory or a tensor of uint8.
 
     Raises:
         CodecError: The bytes are too few, or do not fit.
     """
-    packed = torch.from_numpy(np.concatenate([_bytes_of(payload, part) for part in parts])).to(rows.device)
+    if isinstance(payload, Tensor):
+        packed = torch.cat([_near_bytes_of(payload, part) for part in parts]).to(rows.device)
+    else:
+        packed = torch.from_numpy(np.concatenate([_bytes_of(payload, part) for part in parts])).to(rows.device)
     codec_named(parts[0].codec).decode(packed.view(-1, parts[0].num_bytes // parts[0].rows), rows)
     return rows
 
@@ -162,13 +171,23 @@ def check_part(payload: memoryview, part: Slice) -> None:
 
 def _bytes_of(payload: memoryview, part: Slice) -> NDArray[np.uint8]:
     """A view of the slice's bytes."""
-    if payload.nbytes < part.offset + part.num_bytes:
+    _require_bytes(payload.nbytes, part)
+    return np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset)
+
+
+def _near_bytes_of(payload: Tensor, part: Slice) -> Tensor:
+    """A view of the slice's bytes."""
+    _require_bytes(payload.numel(), part)
+    return payload.narrow(0, part.offset, part.num_bytes)
+
+
+def _require_bytes(num_bytes: int, part: Slice) -> None:
+    if num_bytes < part.offset + part.num_bytes:
         raise CodecError(
             f"the payload ends before '{part.name}' does",
-            got=f"{payload.nbytes} bytes",
+            got=f"{num_bytes} bytes",
             wanted=f"at least {part.offset + part.num_bytes}",
         )
-    return np.frombuffer(payload, np.uint8, count=part.num_bytes, offset=part.offset)
 
 
 def _named(error: CodecError, part: Slice) -> CodecError:

@@ -94,7 +94,7 @@ def plan_rounds(
 def _ends(parameters: Sequence[Tensor], held: Sequence[Mapping[int, Box]]) -> list[tuple[int, torch.device]]:
     """The round of each parameter; one device a round.
 
-    A round has ``MOST_ELEMENTS`` to work on for each rank, and at no rank more than ``MOST_HELD`` times as many to move.
+    A round has ``MOST_ELEMENTS`` to work on for each rank, and at none more than ``MOST_HELD`` times as many to move.
     """
     ends: list[tuple[int, torch.device]] = []
     number, taken, moved = 0, 0, [0] * len(held)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from isthmus import schedule
+from isthmus.session.copies import Landed, Landing
 from isthmus.session.slow import SlowState
 from isthmus.session.trade import NO_PAYLOAD
 from isthmus.terms import Header
@@ -15,11 +16,13 @@ from isthmus.transport.link import Link
 class Coded(NamedTuple):
     """This rank's share of a publication's payload, and what is known of all of it.
 
-    ``rms`` is the root mean square of what was coded, None where nothing was.
+    ``rms`` is the root mean square of what was coded, None where nothing was. The payload is there once ``landing`` was
+    waited for.
     """
 
     codec: str
     payload: memoryview
+    landing: Landing
     num_bytes: int
     rms: float | None
 
@@ -77,6 +80,12 @@ class Coder:
         self._history = {key: schedule.RmsHistory(tuple(values)) for key, values in state.items()}
 
     def _code(self, peer: str, fragment: int, codec: str) -> Coded:
-        payload = self._link.buffer(self._slow.share_bytes(fragment, codec))
-        rms = None if codec == NO_PAYLOAD else self._slow.encode(peer, fragment, codec, payload)
-        return Coded(codec, payload, self._slow.payload_bytes(fragment, codec), rms)
+        slow, side = self._slow, self._slow.side
+        payload, whole_bytes = self._link.buffer(slow.share_bytes(fragment, codec)), slow.payload_bytes(fragment, codec)
+        if codec == NO_PAYLOAD:
+            return Coded(codec, payload, Landed(), whole_bytes, None)
+        if side is None:
+            return Coded(codec, payload, Landed(), whole_bytes, slow.encode(peer, fragment, codec, payload))
+        room = side.room(payload.nbytes)
+        rms = slow.encode(peer, fragment, codec, room)
+        return Coded(codec, payload, side.down(room, payload), whole_bytes, rms)

@@ -19,6 +19,7 @@ from isthmus.fragments import (
     tensors_of,
 )
 from isthmus.island import Ranks, reshard
+from isthmus.session.copies import SideStream
 from isthmus.session.slow import SlowState
 
 
@@ -40,6 +41,7 @@ def cut_model(
     masters: Mapping[str, Tensor] | None = None,
     ranks: Ranks | None = None,
     slow_on_host: bool = False,
+    side: SideStream | None = None,
 ) -> Cut:
     """Cut a model into fragments and make its slow state.
 
@@ -51,6 +53,7 @@ def cut_model(
         masters: fp32 masters of low-precision parameters, by parameter name.
         ranks: The island's; all of them make the call.
         slow_on_host: Keep slow state in host memory.
+        side: What copies between the host and an accelerator; opened where the model is on one.
 
     Raises:
         ShapeError: A parameter cannot be mixed, with the reason; or the ranks have built different models.
@@ -72,6 +75,7 @@ def cut_model(
         ranks=ranks,
         settle=partial(reshard, model),
         on_host=slow_on_host,
+        side=side,
     )
     return Cut(slow, layout_digest(entries), layout_lines(entries))
 

@@ -6,15 +6,12 @@ adds what waits and what a user touches.
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from isthmus import schedule
 from isthmus.checkpoint import Storage
 from isthmus.clock import Clock
 from isthmus.errors import CheckpointError, CodecError
@@ -46,10 +43,10 @@ from isthmus.session.orders import (
     Warn,
     Withheld,
 )
+from isthmus.session.outgoing import Outgoing
 from isthmus.session.payloads import Payloads
 from isthmus.session.slow import SlowState, merge_weights
 from isthmus.terms import (
-    Header,
     Hello,
     Layout,
     LinkEvent,
@@ -63,9 +60,6 @@ from isthmus.terms import (
     SignedHeader,
 )
 from isthmus.transport.link import Link
-
-RECENT_STEPS = 15
-"""The median of so many steps is a step's time; one that an evaluation delayed does not change it."""
 
 
 class Trainee(Protocol):
@@ -139,7 +133,7 @@ class Engine:
     misfit: str | None = field(default=None, init=False)
 
     def __post_init__(self, state: Mapping[str, Any] | None) -> None:
-        self._payloads = Payloads(self.slow.shares)
+        self._payloads = Payloads(self.slow.shares, self.slow.side)
         self._coder = Coder(self.slow, self.effects.link, self.effects.codec)
         self.core = Core(
             self.plan,
@@ -151,9 +145,7 @@ class Engine:
         elements = tuple(fragment.numel for fragment in self.slow.fragments)
         self.journal = Journal(self.plan.name, self.effects.clock, self.memory, self.effects.sink, elements)
         self._departing: dict[int, _Departing] = {}
-        self._under_way: set[tuple[str, int]] = set()
-        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._stepped_at_s: float | None = None
+        self._outgoing = Outgoing(self.plan, self._payloads, self.effects.link)
 
     @property
     def memory(self) -> Memory:
@@ -180,10 +172,7 @@ class Engine:
         self.core.trained(tokens=tokens, cursor=cursor)
         if self.effects.accord is not None:
             self.effects.accord.decided(msgspec.msgpack.encode((tokens, cursor)))
-        now_s = self.effects.clock.now_s()
-        if self._stepped_at_s is not None:
-            self._steps_s.append(now_s - self._stepped_at_s)
-        self._stepped_at_s = now_s
+        self._outgoing.stepped(self.effects.clock.now_s())
         self.pump()
 
     def finish(self) -> None:
@@ -197,6 +186,7 @@ class Engine:
         before = self.core.phase
         if self.effects.keeper is not None:
             self._note_saves(self.effects.keeper)
+        self._outgoing.hand_over_landed(hurry=self._hurries)
         events = self.effects.link.poll()
         self.journal.heard(events)
         results: list[Event] = [self._admit(event) for event in events if not isinstance(event, LinkSample)]
@@ -236,9 +226,9 @@ class Engine:
             core=self.core.freeze(),
             journal=self.journal.freeze(),
             misfit=self.misfit,
-            under_way=self._under_way,
-            steps_s=list(self._steps_s),
-            stepped_at_s=self._stepped_at_s,
+            under_way=self._outgoing.under_way,
+            steps_s=list(self._outgoing.steps_s),
+            stepped_at_s=self._outgoing.stepped_at_s,
         )
         return {**self.state_dict(), "live": live.encode()}
 
@@ -247,9 +237,9 @@ class Engine:
         live = Live.decode(frozen["live"])
         self.core.thaw(live.core, msgspec.msgpack.decode(frozen["memory"], type=Memory))
         self.journal.thaw(live.journal)
-        self.misfit, self._under_way = live.misfit, live.under_way
-        self._steps_s.extend(live.steps_s)
-        self._stepped_at_s = live.stepped_at_s
+        self.misfit, self._outgoing.under_way = live.misfit, live.under_way
+        self._outgoing.steps_s.extend(live.steps_s)
+        self._outgoing.stepped_at_s = live.stepped_at_s
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays.
@@ -289,10 +279,12 @@ class Engine:
         match event:
             case PublicationReceived(_, signed, payload):
                 self._payloads.put(signed.header, payload)
+                if self.slow.fits(signed.header, payload):
+                    self._payloads.bring(signed.header)
             case PublicationSent(peer, signed):
-                self._under_way.discard((peer, signed.header.publication))
+                self._outgoing.sent(peer, signed.header.publication)
             case PeerUp(peer) | PeerDown(peer):
-                self._under_way = {key for key in self._under_way if key[0] != peer}
+                self._outgoing.link_changed(peer)
             case MessageReceived(peer, Layout(entries)):
                 self.misfit = first_difference(self.effects.layout_lines, entries)
                 self._warn(f"{peer} trains another model: {self.misfit}; not trading with it", peer, severity="error")
@@ -314,7 +306,7 @@ class Engine:
             case Publish():
                 return self._publish(order)
             case Resend(header):
-                self._hand_over(header)
+                self._outgoing.hand_over(header, hurry=self._hurries)
             case Arrive():
                 return self._arrive(order)
             case Clear(peer, fragment):
@@ -340,9 +332,10 @@ class Engine:
         except CodecError as error:
             return Withheld(header.receiver, header.fragment, str(error))
         whole = tuple(each.coded(coded.codec, coded.num_bytes) for each in order.headers)
-        self._payloads.put(whole[0], coded.payload)
-        for each in whole:
-            self._hand_over(each)
+        self._payloads.put(whole[0], coded.payload, coded.landing)
+        self._outgoing.add(whole)
+        if self.slow.side is None:
+            self._outgoing.hand_over_landed(hurry=self._hurries)
         published = Published(whole, order.answer)
         departing = self._departing.get(header.fragment)
         if departing is not None:
@@ -355,29 +348,19 @@ class Engine:
                 self.slow.check(header, self._payloads.get(header))
             except CodecError as error:
                 return ArrivalRefused(peer, order.fragment, str(error))
-        reference = self.slow.arrive(order, [self._payloads.get(header) for header in order.headers])
+        reference = self.slow.arrive(order, [self._payloads.near(header) for header in order.headers])
         self.journal.met(order, merge_weights(order), reference, on_time_steps=self._on_time_steps)
         return Arrived(order.peers, order.fragment, reference)
+
+    @property
+    def _hurries(self) -> bool:
+        """Whether what is published should be sent as fast as the link can: islands wait for it."""
+        return self.phase is not Phase.TRAINING
 
     @property
     def _on_time_steps(self) -> int:
         """A publication has its slot to cross the link, and its flight steps to be answered."""
         return -(-self.plan.window_steps // len(self.plan.initial)) + self.plan.flight_steps
-
-    def _hand_over(self, header: Header) -> None:
-        """Give a publication to the link, unless it is on its way already; waiting islands are in a hurry."""
-        key = (header.receiver, header.publication)
-        if key in self._under_way:
-            return
-        self._under_way.add(key)
-        spread_s = 0.0
-        if self.phase is Phase.TRAINING:
-            spread_s = schedule.slot_s(
-                statistics.median(self._steps_s or (0.0,)),
-                window_steps=self.plan.window_steps,
-                num_fragments=len(self.plan.initial),
-            )
-        self.effects.link.publish(header.receiver, header, self._payloads.get(header), spread_s=spread_s)
 
     def _write_departures(self) -> None:
         for fragment, departing in self._departing.items():

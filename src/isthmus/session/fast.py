@@ -17,6 +17,7 @@ from isthmus.codec import is_finite
 from isthmus.errors import ShapeError
 from isthmus.island import Ranks, hold, local_part
 from isthmus.parts import Part
+from isthmus.session.copies import Landing, SideStream
 from isthmus.session.groups import Piece, Span
 from isthmus.session.memories import HOST, new_rows
 
@@ -29,7 +30,7 @@ class FastWeights:
         mirrors: Low-precision parameters that follow an fp32 master in ``tensors``, by name.
         ranks: The island's.
         settle: Called before the model's tensors are changed.
-        slow_on_host: Whether slow state lies in host memory, wherever these tensors do: rows are copied there and back.
+        slow_side: What copies rows to slow state in host memory and back; None where that lies beside these tensors.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
@@ -42,9 +43,9 @@ class FastWeights:
         ranks: Ranks,
         settle: Callable[[], None],
         *,
-        slow_on_host: bool = False,
+        slow_side: SideStream | None = None,
     ) -> None:
-        self._settle, self._slow_on_host = settle, slow_on_host
+        self._settle, self._side = settle, slow_side
         for name, tensor in tensors.items():
             _require_fp32(name, tensor)
         self._owners = dict(tensors)
@@ -62,7 +63,7 @@ class FastWeights:
 
     def slow_device_of(self, name: str) -> torch.device:
         """Where the slow state of a tensor lies."""
-        return HOST if self._slow_on_host else self._held[name].local.device
+        return HOST if self._side is not None else self._held[name].local.device
 
     def check_place(self) -> None:
         """Refuse to go on with a model whose tensors were replaced: what is trained there is no longer seen here.
@@ -103,27 +104,47 @@ class FastWeights:
             for name in staged:
                 self._rows.pop(name, None)
 
-    @contextmanager
-    def rows(self, piece: Piece) -> Iterator[Tensor]:
-        """The fast weights of a piece as one matrix; what is changed in it for the duration, changes in the model."""
-        own = self._own(piece)
-        if len(own) == 1 and not self._slow_on_host:
-            yield own[0]
-            return
-        rows = new_rows(piece.shape, HOST if self._slow_on_host else own[0].device)
-        parts = _divided(rows, piece)
-        torch._foreach_copy_(parts, own)
-        yield rows
-        torch._foreach_copy_(own, parts)
+    def in_turn(self, pieces: Sequence[Piece]) -> Iterator[Tensor]:
+        """The fast weights of each piece as one matrix.
+
+        What is changed in one before the next is taken, changes in the model.
+        """
+        return self._each_here(pieces) if self._side is None else self._each_on_host(pieces, self._side)
+
+    def _each_here(self, pieces: Sequence[Piece]) -> Iterator[Tensor]:
+        for piece in pieces:
+            own = self._own(piece)
+            if len(own) == 1:
+                yield own[0]
+                continue
+            rows = new_rows(piece.shape, own[0].device)
+            parts = _divided(rows, piece)
+            torch._foreach_copy_(parts, own)
+            yield rows
+            torch._foreach_copy_(own, parts)
+
+    def _each_on_host(self, pieces: Sequence[Piece], side: SideStream) -> Iterator[Tensor]:
+        """Those on an accelerator in host memory: the next comes and the last goes while one is worked on."""
+        coming = [self._fetch(piece, side) for piece in pieces[:1]]
+        for place, piece in enumerate(pieces):
+            rows, landing = coming.pop()
+            coming += [self._fetch(later, side) for later in pieces[place + 1 : place + 2]]
+            landing.finish()
+            yield rows
+            side.bring_back(_divided(rows, piece), self._own(piece))
+        side.join()
+
+    def _fetch(self, piece: Piece, side: SideStream) -> tuple[Tensor, Landing]:
+        rows = new_rows(piece.shape, HOST)
+        return rows, side.fetch(self._own(piece), _divided(rows, piece))
 
     def add(self, piece: Piece, rows: Tensor) -> None:
         """Add a matrix to the fast weights of a piece."""
-        own = self._own(piece)
-        torch._foreach_add_(own, _divided(rows.to(own[0].device), piece))
+        torch._foreach_add_(self._own(piece), _divided(self._near(rows), piece))
 
     def set(self, piece: Piece, rows: Tensor) -> None:
         """Let the fast weights of a piece be a matrix."""
-        torch._foreach_copy_(self._own(piece), _divided(rows, piece))
+        torch._foreach_copy_(self._own(piece), _divided(self._near(rows), piece))
 
     def copies(self) -> dict[str, Tensor]:
         """Copies by name of what lies here."""
@@ -151,6 +172,10 @@ class FastWeights:
         for name in names:
             if name in self._mirrors:
                 self._mirrors[name].copy_(self._held[name].local)
+
+    def _near(self, rows: Tensor) -> Tensor:
+        """Rows of slow state where the model's tensors lie."""
+        return rows if self._side is None else self._side.up_rows(rows)
 
     def _own(self, piece: Piece) -> list[Tensor]:
         """The rows of a piece's tensors."""

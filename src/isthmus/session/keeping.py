@@ -14,9 +14,9 @@ from isthmus.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Kept:
-    """How a save ended; ``info`` is None where it failed, or where another rank knows. ``error`` may also be that
-    old checkpoints could not be removed.
+    """How a save ended.
 
+    ``info`` is None where it failed, or where another rank knows; ``error`` beside it is that old ones did not go.
     ``seconds`` is from its begin until it was durable, ``blocked_s`` what of that training has waited.
     """
 

@@ -22,6 +22,7 @@ from isthmus.island import Alone, Ranks, together
 from isthmus.parts import Part
 from isthmus.rows import in_order as leaves_in_order
 from isthmus.rows import leaf_digests, share
+from isthmus.session.copies import SideStream, open_side_stream
 from isthmus.session.fast import FastWeights
 from isthmus.session.groups import (
     Group,
@@ -53,6 +54,10 @@ class SlowState:
         ranks: The island's. Each of them has its share of the rows of every tensor here, and all make every call.
         settle: Called before the model's tensors are changed.
         on_host: Keep slow state in host memory, pinned where there is an accelerator, and not beside the weights.
+        side: What copies between the host and the accelerator that the weights are on; opened where it is needed.
+
+    Attributes:
+        side: What brings payloads to slow state and from it; None where that is on the host.
 
     Raises:
         ShapeError: A tensor is not fp32 and has no fp32 master.
@@ -69,11 +74,14 @@ class SlowState:
         ranks: Ranks | None = None,
         settle: Callable[[], None] = lambda: None,
         on_host: bool = False,
+        side: SideStream | None = None,
     ) -> None:
         self.fragments = tuple(fragments)
         self._embedding_codec, self._ranks = embedding_codec, ranks or Alone()
         self.shares = Shares(self.fragments, embedding_codec, self._ranks)
-        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle, slow_on_host=on_host)
+        side = side or open_side_stream(fast.values())
+        self.side = None if on_host else side
+        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle, slow_side=side if on_host else None)
         self._groups = [
             group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.slow_device_of)
             for fragment in self.fragments
@@ -105,14 +113,15 @@ class SlowState:
     def depart(self, fragment: int, *, outer_lr: float, momentum: float) -> None:
         """Take the outer step of a fragment, in place."""
         with self._fast.fetched(self._names(fragment)):
-            for group, piece in self._pieces(fragment):
+            pieces = [*self._pieces(fragment)]
+            each_fast = self._fast.in_turn([piece for _, piece in pieces])
+            for (group, piece), fast in zip(pieces, each_fast, strict=True):
                 slow = self._slow[fragment][group][piece.rows]
                 velocity = rows_of(self._velocity[fragment], group, piece)
-                with self._fast.rows(piece) as fast:
-                    if velocity is None:
-                        mixing.depart_buffer(slow, fast)
-                    else:
-                        mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
+                if velocity is None:
+                    mixing.depart_buffer(slow, fast)
+                else:
+                    mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
 
     # -- publications --------------------------------------------------------------------------------------------------
 
@@ -136,14 +145,14 @@ class SlowState:
         """
         return sum(part.num_bytes for part in self._layout(fragment, codec).values())
 
-    def encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
+    def encode(self, peer: str, fragment: int, codec: str, payload: memoryview | Tensor) -> float:
         """Code a fragment's slow weights against an edge's reference.
 
         Args:
             peer: Whose edge.
             fragment: Which.
             codec: How.
-            payload: Filled with this rank's share.
+            payload: Filled with this rank's share; host memory, or bytes where slow state lies.
 
         Returns:
             Root mean square of y − c over the entries that a codec may coarsen, of all ranks.
@@ -156,7 +165,7 @@ class SlowState:
         (total,) = self._ranks.total(square)
         return float((total / max(1, coarse)) ** 0.5)
 
-    def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview) -> float:
+    def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview | Tensor) -> float:
         """Fill this rank's share; the sum of squares of what it coarsens."""
         reference, layout = self._references.of(peer, fragment), self._layout(fragment, codec)
         scratch = Scratch(self._groups[fragment], 1)
@@ -169,6 +178,14 @@ class SlowState:
             if group.policy is not Policy.LOSSLESS:
                 total += float(torch.linalg.vector_norm(difference)) ** 2
         return total
+
+    def fits(self, header: Header, payload: memoryview) -> bool:
+        """Whether a payload is as long as this rank's share of one with such a header."""
+        try:
+            known = header.fragment in range(len(self.fragments))
+            return known and payload.nbytes == self.share_bytes(header.fragment, header.codec)
+        except CodecError:
+            return False
 
     def check(self, header: Header, payload: memoryview) -> None:
         """Refuse a publication that does not decode to finite numbers of the right shapes.
@@ -195,14 +212,15 @@ class SlowState:
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
-    def arrive(self, order: Arrive, payloads: Sequence[memoryview]) -> bytes:
+    def arrive(self, order: Arrive, payloads: Sequence[memoryview | Tensor]) -> bytes:
         """Merge all publications of a meeting into the reference and correct, adopt or assign, one piece at a time.
 
         The reference changes in place where no other edge has the same.
 
         Args:
             order: The meeting.
-            payloads: This rank's shares of all its publications, in order of slots; the others' checked before.
+            payloads: This rank's shares of all its publications, in order of slots; the others' checked before. Host
+                memory, or bytes where slow state lies.
 
         Returns:
             H(c').
