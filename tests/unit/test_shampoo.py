@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -19,10 +20,11 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from isthmus.errors import ConfigError, ShapeError
 from isthmus.optim import Shampoo, shampoo_groups
 from isthmus.optim.blocks import VARIANTS
-from isthmus.optim.owners import divide
+from isthmus.optim.owners import box_of, divide
 from isthmus.optim.refreshes import Refresh, plan_refreshes, plan_share
+from isthmus.optim.rounds import plan_rounds
 from isthmus.optim.tiles import Stack, cut, stack_up
-from isthmus.parts import Part
+from isthmus.parts import Part, rows_part
 
 
 def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -475,6 +477,49 @@ def test_owners_divide_all_blocks_evenly_and_refresh_them_in_the_turns_of_one_pr
     assert found == wanted
     loads = [sum(tile.count * sum(side**2 for side in tile.shape) for tile in own) for own in owned]
     assert max(loads) <= 1.4 * sum(loads) / ranks
+
+
+class Slices:
+    """Collectives of a rank that holds its slice of the rows of every parameter; nothing is sent."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+
+    def part_of(self, tensor: Tensor) -> Part:
+        most = -(-tensor.shape[0] // self.num_ranks)
+        return rows_part(tensor[self.rank * most : (self.rank + 1) * most], first=self.rank * most, of=len(tensor))
+
+    def collect(self, own: bytes) -> list[bytes]:
+        others = [Slices(rank, self.num_ranks) for rank in range(self.num_ranks)]
+        return [own if each.rank == self.rank else told_by(each) for each in others]
+
+
+def told_by(collectives: Slices) -> bytes:
+    """What a rank of ``dense`` says it holds."""
+    boxes = {place: box_of(collectives.part_of(each)) for place, each in enumerate(dense())}
+    return json.dumps({place: box.sides for place, box in boxes.items() if box}).encode()
+
+
+def dense() -> list[Tensor]:
+    """The matrices of a dense decoder of 1.2 billion parameters, without memory."""
+    layer = [(2048, 2048)] * 4 + [(5632, 2048)] * 2 + [(2048, 5632)]
+    return [torch.empty(shape, device="meta") for shape in layer * 24]
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(2, 1.85), (8, 7.0)])
+def test_rounds_keep_all_ranks_at_work(ranks: int, least: float) -> None:
+    tiles = [*cut([each.shape for each in dense()], 2048)]
+    works = []
+    for rank in range(ranks):
+        rounds = plan_rounds(dense(), tiles, Slices(rank, ranks), [0] * ranks)
+        works.append([sum(map(work, each.stacks)) for each in rounds])
+    slowest = sum(map(max, zip(*works, strict=True)))
+    assert sum(map(sum, works)) / slowest > least
+
+
+def work(stack: Stack) -> int:
+    _, rows, columns = stack.shape
+    return stack.blocks * (rows**3 + columns**3 + 4 * rows * columns * (rows + columns))
 
 
 class Threads:
