@@ -16,7 +16,7 @@ from isthmus.lab import Resident, World, WorldEvent
 from isthmus.observe import records
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session import Effects, Engine, Plan, Training, cut_model
-from isthmus.session.copies import SideStream
+from isthmus.session.copies import Place, SideStream
 from isthmus.session.memory import Rule
 from isthmus.transport import LinkQuality, MemoryLink, MemoryNetwork, MemorySettings
 from isthmus.transport.link import Link
@@ -87,6 +87,8 @@ class Settings:
     own_window_steps: dict[str, int] = field(default_factory=dict)
     rule: Rule = "pair"
     side: SideStream | None = None
+    meetings: int = 1
+    mixed_momentum: bool = False
 
 
 @dataclass
@@ -214,7 +216,8 @@ class SmallWorld:
             num_fragments=settings.fragments,
             peers=tuple(peers),
             embedding_codec=settings.codec,
-            side=settings.side,
+            mixed_momentum=settings.mixed_momentum,
+            place=Place(side=settings.side),
         )
         plan = Plan(
             run=RUN,
@@ -231,6 +234,7 @@ class SmallWorld:
             join_wait_s=settings.join_wait_s,
             finish_wait_s=settings.finish_wait_s,
             rule=settings.rule,
+            meetings=settings.meetings,
         )
         effects = Effects(
             link=self._link(link),

@@ -127,6 +127,23 @@ def arrive(slow: Tensor, *, published: Tensor, merged: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def correct_velocity(velocity: Tensor, correction: Tensor, *, outer_lr: float, momentum: float) -> None:
+    """Take a meeting's correction into the velocity, in place: m ← m − κ / (η·(1 + μ)).
+
+    An outer step moves slow weights by −η·(1 + μ)·Δ, and its velocity by Δ; so where both ends had the same slow
+    weights and velocity, both now have the velocity of their mean progress, as if they shared one outer optimizer. What
+    is smoothed is the displacement of the mixed model, as in quasi-global momentum (arXiv 2102.04761); nothing is sent.
+
+    Args:
+        velocity: m.
+        correction: κ.
+        outer_lr: η of the last departure.
+        momentum: μ of the last departure.
+    """
+    velocity.sub_(correction, alpha=1.0 / (outer_lr * (1.0 + momentum)))
+
+
+@torch.no_grad()
 def adopt(slow: Tensor, velocity: Tensor | None, *, merged: Tensor) -> None:
     """Take a meeting's result whole, in place: a ← c';  m ← 0, and θ is to be it, too. A buffer has no velocity."""
     slow.copy_(merged)

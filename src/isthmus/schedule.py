@@ -35,9 +35,12 @@ def departures(step: int, *, window_steps: int, num_fragments: int) -> tuple[int
     )
 
 
-def slot_s(step_s: float, *, window_steps: int, num_fragments: int) -> float:
-    """Seconds between two departures, over which a publication is spread: H/P steps of ``step_s``."""
-    return step_s * window_steps / num_fragments
+def slot_s(step_s: float, *, window_steps: int, num_fragments: int, meetings: int = 1) -> float:
+    """Seconds over which a publication is spread: H/P steps of ``step_s``, the time between two departures.
+
+    Where several meetings follow each departure, they share that time.
+    """
+    return step_s * window_steps / (num_fragments * meetings)
 
 
 class OuterStep(NamedTuple):

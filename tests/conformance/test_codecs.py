@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,6 +45,17 @@ def numpy_int4(data: np.ndarray, n: int) -> np.ndarray:
     return signed * np.repeat(scales, 128, axis=1)[:, :n]
 
 
+def numpy_bits(data: np.ndarray, n: int, bits: int) -> np.ndarray:
+    num_scales = -(-n // 128)
+    scales = floats_of_bf16(data[:, : 2 * num_scales])
+    ones = np.unpackbits(data[:, 2 * num_scales :], axis=1, bitorder="little")[:, : bits * n].reshape(
+        len(data), n, bits
+    )
+    codes = (ones * (1 << np.arange(bits))).sum(-1).astype(np.int32)
+    signed = np.where(codes >= 1 << (bits - 1), codes - (1 << bits), codes).astype(np.float32)
+    return signed * np.repeat(scales, 128, axis=1)[:, :n]
+
+
 class Row:
     """A codec's numpy decoder, and the largest error it may make as a share of the row's largest element."""
 
@@ -57,6 +69,8 @@ ROWS = {
     "bf16": Row(numpy_bf16, 2.0**-8),
     "int8": Row(numpy_int8, 0.502 / 127),
     "int4": Row(numpy_int4, 0.502 / 7),
+    "int3": Row(partial(numpy_bits, bits=3), 0.366),
+    "int2": Row(partial(numpy_bits, bits=2), 0.654),
 }
 
 
@@ -123,7 +137,7 @@ class TestEveryCodec:
     def test_finite_values_of_any_size_decode_to_finite_values(self, name: str, value: float) -> None:
         rows = torch.tensor([[value, -value, 0.0, value / 3]]).repeat(2, 40)
         error = (read(name, encoded(name, rows), 160) - rows).abs().max()
-        assert error <= max(0.13 * value, 1.1e-28)
+        assert error <= max(0.13 * value, ROWS[name].error * value, 1.1e-28)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
     @pytest.mark.parametrize("column", [0, 128, 129])

@@ -26,7 +26,7 @@ from headers import header
 from isthmus.checkpoint import LocalStorage, Reader, commit, draft, load_latest
 from isthmus.island import Alone, TorchRanks, together
 from isthmus.session import cut_model
-from isthmus.session.copies import SideStream
+from isthmus.session.copies import Place, SideStream
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.shares import Shares
 from isthmus.session.slow import SlowState
@@ -105,8 +105,8 @@ def check(layout: str, ranks: TorchRanks) -> None:
     settings = {"num_fragments": 3, "peers": ("b",), "embedding_codec": "int8"}
     lone, spread = Model(), apply_layout(Model(), layout)
     one = cut_model(lone, **settings).slow
-    side = SideStream(torch.device("cpu"))
-    many = cut_model(spread, **settings, ranks=ranks, slow_on_host=layout in ("ddp", "fsdp-tp"), side=side).slow
+    place = Place(on_host=layout in ("ddp", "fsdp-tp"), side=SideStream(torch.device("cpu")))
+    many = cut_model(spread, **settings, ranks=ranks, place=place).slow
     alone, shares = Shares(one.fragments, "int8", Alone()), Shares(many.fragments, "int8", ranks)
     assert one.fragments == many.fragments
     assert one.initial_hashes == many.initial_hashes

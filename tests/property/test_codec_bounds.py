@@ -46,6 +46,21 @@ def test_each_element_is_within_half_a_step_of_its_block(name: str, rows: torch.
         assert ((block - result).abs() <= 0.5001 * step + too_small_to_code).all()
 
 
+@pytest.mark.parametrize(("name", "max_code"), [("int3", 3), ("int2", 1)])
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS)
+def test_no_block_is_coded_worse_than_without_cutting_its_largest_off(
+    name: str, max_code: int, rows: torch.Tensor
+) -> None:
+    rows = rows.clamp(-1e18, 1e18)
+    decoded = through(name, rows)
+    for block, result in zip(rows[0].split(128), decoded[0].split(128), strict=True):
+        scale = (block.abs().max() / max_code).bfloat16().float()
+        scale = scale if scale >= 2.0**-100 else torch.tensor(0.0)
+        plain = (block * scale.reciprocal().nan_to_num(posinf=0.0)).round().clamp(-max_code, max_code) * scale
+        assert (block - result).square().sum() <= (block - plain).square().sum() * (1 + 1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(rows=ANY_BITS)
 def test_fp32_keeps_every_bit(rows: torch.Tensor) -> None:
@@ -62,7 +77,7 @@ def test_the_sign_and_the_order_of_a_block_survive(name: str, rows: torch.Tensor
     assert (decoded * rows.sign() >= 0).all()
 
 
-@pytest.mark.parametrize(("name", "at_most"), [("int4", 0.119), ("int8", 0.0066)])
+@pytest.mark.parametrize(("name", "at_most"), [("int2", 0.441), ("int3", 0.216), ("int4", 0.119), ("int8", 0.0066)])
 def test_the_rms_error_on_gaussian_rows_stays_what_it_is(name: str, at_most: float) -> None:
     rows = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
     assert (through(name, rows) - rows).square().mean().sqrt() < at_most

@@ -55,6 +55,7 @@ def test_offsets_are_staggered_over_the_window() -> None:
 
 def test_a_slot_is_the_time_between_departures() -> None:
     assert slot_s(0.2, window_steps=50, num_fragments=20) == pytest.approx(0.5)
+    assert slot_s(0.2, window_steps=50, num_fragments=20, meetings=2) == pytest.approx(0.25)
 
 
 def test_the_outer_step_is_calm_at_both_ends_of_the_run() -> None:

@@ -12,7 +12,7 @@ from headers import header
 from isthmus.codec import NO_CODEC
 from isthmus.errors import CodecError, ShapeError
 from isthmus.session import Cut, cut_model
-from isthmus.session.copies import SideStream
+from isthmus.session.copies import Place, SideStream
 from isthmus.session.orders import Arrive, Mode
 from isthmus.session.slow import SlowState
 from isthmus.terms import Header
@@ -78,7 +78,7 @@ def move(model: nn.Module, by: float = 0.5) -> None:
 def test_copies_on_a_stream_of_their_own_change_nothing_else(on_host: bool):
     models = [Net(), Net()]
     side = SideStream(torch.device("cpu"))
-    slows = [slow_of(models[0]), slow_of(models[1], slow_on_host=on_host, side=side)]
+    slows = [slow_of(models[0]), slow_of(models[1], place=Place(on_host, side))]
     assert (slows[1].side is None) == on_host
     for turn, (codec, mode) in enumerate([("int4", Mode.CORRECT), ("int8", Mode.ADOPT), ("fp32", Mode.ASSIGN)]):
         for model, slow in zip(models, slows, strict=True):

@@ -1,4 +1,4 @@
-"""Integers of a few bits with one bf16 scale per block of 128 along the row: what int4 and int8 share.
+"""Integers of a few bits with one bf16 scale per block of 128 along the row: what int2, int3, int4 and int8 share.
 
 A row of n elements has ceil(n / 128) blocks, the last one short where 128 does not divide n. Its bytes are
 all scales of the row, bfloat16 in block order, then all codes of the row, packed. Element k of a block
@@ -35,21 +35,24 @@ MIN_SCALE = 2.0**-100
 class BlockCodec:
     """Symmetric integers of ``bits`` bits, rounded to nearest; see the module for the bytes.
 
-    The scale is bf16(absmax / max_code), rounded to nearest: on Gaussian rows its rms error is below that of
-    a scale rounded up (4 bits: 0.1173 and 0.1176 of the rows' rms). The error of an element is at most half a
-    scale, to fp32 rounding; elements above ``max_code * max_scale`` decode to just that.
+    The scale is bf16(absmax / max_code), rounded to nearest: on Gaussian rows its rms error is below that of a scale
+    rounded up (4 bits: 0.1173 and 0.1176 of the rows' rms). The error of an element is at most half a scale, to fp32
+    rounding; elements above ``max_code * max_scale`` decode to just that. Where ``shrink`` has several factors, each
+    block takes the scale that leaves the least error: with few codes it pays to cut the largest elements off.
 
     Attributes:
         name: The codec's name.
-        bits: Bits per code, 4 or 8.
+        bits: Bits per code, 2 to 8.
         pack: Int8 codes [r, n] to integers [r, b] of any type whose lowest bytes are the row's b bytes.
-        unpack: Bytes, uint8 [r, b], to int8 codes, perhaps one more than there were.
+        unpack: Bytes, uint8 [r, b], to int8 codes, perhaps a few more than there were.
+        shrink: Factors of absmax / max_code that a scale may be.
     """
 
     name: str
     bits: int
     pack: Callable[[Tensor], Tensor]
     unpack: Callable[[Tensor], Tensor]
+    shrink: tuple[float, ...] = (1.0,)
 
     @property
     def max_code(self) -> int:
@@ -70,13 +73,38 @@ class BlockCodec:
         check_fit(rows, out, self.row_bytes(rows.shape[-1]))
         scratch = rows.abs()
         scales = self._scales(torch.cat([blocks.amax(-1) for blocks in _blocks(scratch)], dim=1))
-        inverse = scales.float().reciprocal_().nan_to_num_(posinf=0.0)
-        for blocks, scaled, factor in zip(_blocks(rows), _blocks(scratch), _per_block(inverse, rows), strict=True):
-            torch.mul(blocks, factor, out=scaled)
-        codes = scratch.round_().clamp_(-self.max_code, self.max_code).to(torch.int8)
+        codes = self._codes(rows, scales, scratch)
+        if len(self.shrink) > 1:
+            scales = self._best(rows, scales, codes, scratch)
+            codes = self._codes(rows, scales, scratch)
         scale_bytes, code_bytes = _split(out, rows.shape[1])
         scale_bytes.copy_(scales.view(torch.uint8))
-        code_bytes.copy_(self.pack(codes))
+        code_bytes.copy_(self.pack(codes.to(torch.int8)))
+
+    def _codes(self, rows: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+        """Codes of rows under bf16 scales, still as floats, in ``out``."""
+        inverse = scales.float().reciprocal_().nan_to_num_(posinf=0.0)
+        for blocks, scaled, factor in zip(_blocks(rows), _blocks(out), _per_block(inverse, rows), strict=True):
+            torch.mul(blocks, factor, out=scaled)
+        return out.round_().clamp_(-self.max_code, self.max_code)
+
+    def _best(self, rows: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor) -> Tensor:
+        """Of the scales that ``shrink`` allows, each block's best; ``codes`` are those of the largest."""
+        best, least = scales, self._errors(rows, scales, codes)
+        for factor in self.shrink[1:]:
+            smaller = (scales.float() * factor).to(torch.bfloat16)
+            smaller = smaller.masked_fill_(smaller < MIN_SCALE, 0.0)
+            errors = self._errors(rows, smaller, self._codes(rows, smaller, scratch))
+            wins = errors < least
+            best, least = torch.where(wins, smaller, best), torch.where(wins, errors, least)
+        return best
+
+    def _errors(self, rows: Tensor, scales: Tensor, codes: Tensor) -> Tensor:
+        """Squared error of each block; where it overflows the largest scale stays."""
+        factors, errors = _per_block(scales.float(), rows), []
+        for blocks, its, factor in zip(_blocks(rows), _blocks(codes), factors, strict=True):
+            errors.append(torch.sub(blocks, its * factor).square_().sum(-1))
+        return torch.cat(errors, dim=1)
 
     def check(self, data: NDArray[np.uint8], row_length: int) -> None:
         """See ``Codec.check``; under a legal scale every code is finite."""
@@ -94,7 +122,7 @@ class BlockCodec:
         check_fit(rows, data, self.row_bytes(rows.shape[-1]))
         scale_bytes, code_bytes = _split(data, rows.shape[1])
         codes = self.unpack(code_bytes)
-        rows.copy_(codes if codes.shape == rows.shape else codes[:, : rows.shape[1]])
+        rows.copy_(codes[:, : rows.shape[1]])
         scales = scale_bytes.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
         for blocks, factor in zip(_blocks(rows), _per_block(scales, rows), strict=True):
             blocks.mul_(factor)

@@ -81,6 +81,18 @@ class MixingTable(Table):
     flight_steps: int = Field(
         default=5, ge=0, description="The earliest arrival, in steps after a departure; nothing waits for it."
     )
+    meetings: int = Field(
+        default=1,
+        ge=1,
+        le=6,
+        description="Meetings that follow a departure, one after the other, each with another partner: log2 of the "
+        "islands spread a round's progress to all before the next, for as many times the bytes.",
+    )
+    momentum: Literal["local", "mixed"] = Field(
+        default="local",
+        description='What outer momentum is made of: "local" is own progress, "mixed" is corrected by every '
+        "meeting as the weights are, so that islands that agree have the momentum of their mean.",
+    )
     outer_lr: float = Field(
         default=0.7,
         gt=0,
@@ -114,6 +126,10 @@ class MixingTable(Table):
         if gain > MAX_OUTER_GAIN * (1 + 1e-9):
             got = f"outer_lr {self.outer_lr:g} / (1 - outer_momentum {self.outer_momentum:g}) = {gain:.3g}"
             broken.append(("outer_lr", got, f"at most {MAX_OUTER_GAIN:g}: beyond it islands diverge"))
+        if self.rule == "mesh" and self.meetings > 1:
+            broken.append(("meetings", self.meetings, 'mixing.rule = "pair", or 1: in a mesh one meeting reaches all'))
+        if self.rule == "mesh" and self.momentum != "local":
+            broken.append(("momentum", self.momentum, 'mixing.rule = "pair", or "local"'))
         refuse_relations(broken)
         return self
 
@@ -125,6 +141,9 @@ class MixingTable(Table):
             broken.append(("window_steps", window_steps, wanted))
         if self.flight_steps >= window_steps:
             wanted = f"more than mixing.flight_steps = {self.flight_steps}"
+            broken.append(("window_steps", window_steps, wanted))
+        elif (needed := self.meetings * (self.flight_steps + 1)) > window_steps:
+            wanted = f"at least mixing.meetings x (mixing.flight_steps + 1) = {needed}"
             broken.append(("window_steps", window_steps, wanted))
         return broken
 

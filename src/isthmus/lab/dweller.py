@@ -95,6 +95,7 @@ class Dweller:
             num_fragments=mixing.fragments,
             peers=tuple(peer.name for peer in self.loaded.roster.peers(self.name)),
             embedding_codec=mixing.embedding_codec,
+            mixed_momentum=mixing.momentum == "mixed",
         )
         plan = plan_of(self.loaded, cut)
         if not self._saves:

@@ -32,11 +32,13 @@ class JointScorer:
 
     def score(self, holdings: Sequence[Holding], *, run_tokens: int, final: bool) -> list[tuple[Score, NamedScore]]:
         """Score islands, the lowest slot first; each row of the table beside the score that it was made of."""
-        subjects: dict[Subject, Mapping[str, Tensor]] = {"joint": mean_weights(holdings)}
+        mean = mean_weights(holdings)
+        subjects: dict[Subject, Mapping[str, Tensor]] = {"joint": mean}
         if final and len(holdings) > 1:
             subjects["first"] = holdings[0][1]
+        apart: dict[Subject, float] = {"joint": disagreement(holdings, mean)}
         return [
-            (_row(named, subject, run_tokens, final), named)
+            (_row(named, subject, run_tokens, final, apart.get(subject)), named)
             for subject, weights in subjects.items()
             for named in self._score(weights)
         ]
@@ -58,7 +60,19 @@ def mean_weights(holdings: Sequence[Holding]) -> dict[str, Tensor]:
     return mean
 
 
-def _row(named: NamedScore, subject: Subject, run_tokens: int, final: bool) -> Score:
+@torch.no_grad()
+def disagreement(holdings: Sequence[Holding], mean: Mapping[str, Tensor]) -> float:
+    """Root mean square of what islands differ from ``mean`` by, over that of ``mean``."""
+    size = sum(float(tensor.square().sum()) for tensor in mean.values())
+    apart = sum(
+        float((weights[name].to(tensor.device) - tensor).square().sum())
+        for _, weights in holdings
+        for name, tensor in mean.items()
+    )
+    return (apart / len(holdings) / size) ** 0.5 if size else 0.0
+
+
+def _row(named: NamedScore, subject: Subject, run_tokens: int, final: bool, apart: float | None) -> Score:
     return Score(
         set_name=named.set_name,
         subject=subject,
@@ -66,4 +80,5 @@ def _row(named: NamedScore, subject: Subject, run_tokens: int, final: bool) -> S
         bits_per_byte=finite(named.score.bits_per_byte),
         standard_error=finite(named.score.standard_error),
         final=final,
+        disagreement=None if apart is None else finite(apart),
     )

@@ -24,7 +24,11 @@ Subject = Literal["joint", "first"]
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Bits per byte on one held-out set, after ``run_tokens`` tokens of all islands; None where it is not finite."""
+    """Bits per byte on one held-out set, after ``run_tokens`` tokens of all islands; None where it is not finite.
+
+    ``disagreement`` is the root mean square of what islands' slow weights differ from the joint ones by, over that of
+    these; None where it was not the joint ones that were scored.
+    """
 
     set_name: str
     subject: Subject
@@ -32,6 +36,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     bits_per_byte: float | None
     standard_error: float | None
     final: bool
+    disagreement: float | None = None
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,6 +119,23 @@ class SideStream:
     def _used_here(self, tensor: Tensor) -> None:
         if tensor.device != HOST:
             tensor.record_stream(self._stream)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where slow state lies.
+
+    Attributes:
+        on_host: In host memory, pinned where there is an accelerator, and not beside the weights.
+        side: What copies between the host and the accelerator that the weights are on; opened where it is needed.
+    """
+
+    on_host: bool = False
+    side: SideStream | None = None
+
+
+BESIDE = Place()
+"""Where the weights are."""
 
 
 def open_side_stream(tensors: Iterable[Tensor]) -> SideStream | None:

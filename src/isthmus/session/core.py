@@ -213,11 +213,13 @@ class Core:
                 self._outbox.append(Warn(f"fragment {fragment} did not depart: {why}"))
             case Published(headers, answer):
                 self._trade.published(headers, answer=answer)
+                self._count_meeting(headers[0].fragment)
             case Withheld(peer, fragment, why):
                 self._trade.withheld(fragment)
                 self._outbox.append(Warn(f"fragment {fragment} was not published: {why}", peer))
             case Arrived(peers, fragment, reference):
                 self._trade.arrived(peers, fragment, reference)
+                self._meet_again(fragment)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
             case _:
@@ -312,8 +314,18 @@ class Core:
         memory.rounds[fragment] += 1
         memory.departed_tokens[fragment] = (memory.departed_tokens[fragment][1], memory.tokens)
         if self.phase is Phase.TRAINING:
+            memory.meetings_left[fragment] = self.plan.meetings
             self._trade.trade(fragment)
         self.company.pulse(self.phase)
+
+    def _count_meeting(self, fragment: int) -> None:
+        left = self.memory.meetings_left
+        left[fragment] = max(0, left[fragment] - 1)
+
+    def _meet_again(self, fragment: int) -> None:
+        """Go on to the next partner with what departed last, as often as the run wants."""
+        if self.phase is Phase.TRAINING and self.plan.meetings > 1 and self.memory.meetings_left[fragment]:
+            self._trade.trade(fragment)
 
     def _close(self, waited_s: float) -> None:
         """Answer what knocks, then meet once more without loss; wait for others, but not for ever."""

@@ -19,7 +19,7 @@ from isthmus.fragments import (
     tensors_of,
 )
 from isthmus.island import Ranks, reshard
-from isthmus.session.copies import SideStream
+from isthmus.session.copies import BESIDE, Place
 from isthmus.session.slow import SlowState
 
 
@@ -40,8 +40,8 @@ def cut_model(
     embedding_codec: str,
     masters: Mapping[str, Tensor] | None = None,
     ranks: Ranks | None = None,
-    slow_on_host: bool = False,
-    side: SideStream | None = None,
+    mixed_momentum: bool = False,
+    place: Place = BESIDE,
 ) -> Cut:
     """Cut a model into fragments and make its slow state.
 
@@ -52,8 +52,8 @@ def cut_model(
         embedding_codec: How embeddings are coded.
         masters: fp32 masters of low-precision parameters, by parameter name.
         ranks: The island's; all of them make the call.
-        slow_on_host: Keep slow state in host memory.
-        side: What copies between the host and an accelerator; opened where the model is on one.
+        mixed_momentum: Correct momentum by every meeting as the weights are.
+        place: Where slow state lies.
 
     Raises:
         ShapeError: A parameter cannot be mixed, with the reason; or the ranks have built different models.
@@ -74,8 +74,8 @@ def cut_model(
         mirrors=mirrors,
         ranks=ranks,
         settle=partial(reshard, model),
-        on_host=slow_on_host,
-        side=side,
+        mixed_momentum=mixed_momentum,
+        place=place,
     )
     return Cut(slow, layout_digest(entries), layout_lines(entries))
 

@@ -20,6 +20,7 @@ from isthmus.config import LoadedRun, load_run
 from isthmus.errors import CheckpointError, ConfigError
 from isthmus.island import Ranks, at_gateway, open_ranks, together
 from isthmus.observe import records
+from isthmus.session.copies import Place
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
 from isthmus.session.frozen import check_state
@@ -118,9 +119,10 @@ class Island:
             num_fragments=mixing.fragments,
             peers=tuple(peer.name for peer in loaded.roster.peers(name)),
             embedding_codec=mixing.embedding_codec,
+            mixed_momentum=mixing.momentum == "mixed",
             masters=masters,
             ranks=ranks,
-            slow_on_host=loaded.island.island.slow_state == "host",
+            place=Place(on_host=loaded.island.island.slow_state == "host"),
         )
         training = Training(model, optimizer, data, ranks, masters)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)

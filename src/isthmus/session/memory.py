@@ -29,6 +29,7 @@ class Plan:
         initial: H(init) of every fragment.
         window_steps: H of this island.
         flight_steps: τ.
+        meetings: Meetings that follow a departure, each with another partner.
         outer: η and μ over the run.
         token_budget: Tokens of the whole run, all islands together.
         save_every_steps: Steps between two checkpoints.
@@ -53,6 +54,7 @@ class Plan:
     finish_wait_s: float = 60.0
     hello_every_s: float = 5.0
     rule: Rule = "pair"
+    meetings: int = 1
 
     @property
     def fragments(self) -> range:
@@ -89,6 +91,7 @@ class Memory(msgspec.Struct, kw_only=True):
         cursor: The data cursor.
         rounds: Departures taken, per fragment.
         departed_tokens: T at the last two departures, per fragment.
+        meetings_left: Publications that the last departure of each fragment may still have.
         departed_step: The last step whose departures were taken.
         sequence: Publications made by this incarnation.
         order: Grows with every event; tells what came first.
@@ -105,6 +108,7 @@ class Memory(msgspec.Struct, kw_only=True):
     cursor: int = 0
     rounds: list[int]
     departed_tokens: list[tuple[int, int]]
+    meetings_left: list[int] = []
     departed_step: int = 0
     sequence: int = 0
     order: int = 0
@@ -121,6 +125,7 @@ class Memory(msgspec.Struct, kw_only=True):
         return cls(
             rounds=[0 for _ in plan.fragments],
             departed_tokens=[(0, 0) for _ in plan.fragments],
+            meetings_left=[0 for _ in plan.fragments],
             edges={peer: [Edge(reference=digest) for digest in plan.initial] for peer in plan.peers},
             peers={peer: PeerMemory() for peer in plan.peers},
         )

@@ -66,6 +66,7 @@ class Outgoing:
                 statistics.median(self.steps_s or (0.0,)),
                 window_steps=self._plan.window_steps,
                 num_fragments=len(self._plan.initial),
+                meetings=self._plan.meetings,
             )
         self._link.publish(header.receiver, header, self._payloads.get(header), spread_s=spread_s)
 

@@ -219,4 +219,5 @@ def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
         join_wait_s=loaded.island.join.wait_s,
         finish_wait_s=loaded.island.finish.wait_s,
         rule=mixing.rule,
+        meetings=mixing.meetings,
     )

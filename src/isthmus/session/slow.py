@@ -22,7 +22,8 @@ from isthmus.island import Alone, Ranks, together
 from isthmus.parts import Part
 from isthmus.rows import in_order as leaves_in_order
 from isthmus.rows import leaf_digests, share
-from isthmus.session.copies import SideStream, open_side_stream
+from isthmus.schedule import CALM
+from isthmus.session.copies import BESIDE, Place, open_side_stream
 from isthmus.session.fast import FastWeights
 from isthmus.session.groups import (
     Group,
@@ -53,8 +54,8 @@ class SlowState:
         embedding_codec: How embeddings are coded.
         ranks: The island's. Each of them has its share of the rows of every tensor here, and all make every call.
         settle: Called before the model's tensors are changed.
-        on_host: Keep slow state in host memory, pinned where there is an accelerator, and not beside the weights.
-        side: What copies between the host and the accelerator that the weights are on; opened where it is needed.
+        mixed_momentum: Correct velocities by every meeting as the weights are (``mixing.correct_velocity``).
+        place: Where it lies.
 
     Attributes:
         side: What brings payloads to slow state and from it; None where that is on the host.
@@ -73,15 +74,15 @@ class SlowState:
         mirrors: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         settle: Callable[[], None] = lambda: None,
-        on_host: bool = False,
-        side: SideStream | None = None,
+        mixed_momentum: bool = False,
+        place: Place = BESIDE,
     ) -> None:
         self.fragments = tuple(fragments)
         self._embedding_codec, self._ranks = embedding_codec, ranks or Alone()
         self.shares = Shares(self.fragments, embedding_codec, self._ranks)
-        side = side or open_side_stream(fast.values())
-        self.side = None if on_host else side
-        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle, slow_side=side if on_host else None)
+        side = place.side or open_side_stream(fast.values())
+        self.side = None if place.on_host else side
+        self._fast = FastWeights(fast, mirrors or {}, self._ranks, settle, slow_side=side if place.on_host else None)
         self._groups = [
             group_entries(own_entries(fragment.entries, self._ranks.rank, self._ranks.size), self._fast.slow_device_of)
             for fragment in self.fragments
@@ -93,6 +94,8 @@ class SlowState:
         ]
         self._references = References(self._slow, tuple(peers), self.fragments, self._ranks)
         self._layouts: dict[tuple[int, str], dict[str, Slice]] = {}
+        self._mixed_momentum = mixed_momentum
+        self._outer: dict[int, tuple[float, float]] = {}
         self.initial_hashes = tuple(self._hash(index, slow) for index, slow in enumerate(self._slow))
 
     # -- the outer step ------------------------------------------------------------------------------------------------
@@ -112,6 +115,7 @@ class SlowState:
 
     def depart(self, fragment: int, *, outer_lr: float, momentum: float) -> None:
         """Take the outer step of a fragment, in place."""
+        self._outer[fragment] = outer_lr, momentum
         with self._fast.fetched(self._names(fragment)):
             pieces = [*self._pieces(fragment)]
             each_fast = self._fast.in_turn([piece for _, piece in pieces])
@@ -296,6 +300,7 @@ class SlowState:
             "slow": self._saved(self._slow),
             "masters": masters,
             "velocity": self._saved(self._velocity),
+            "outer": dict(self._outer),
             **self._references.state_dict(),
         }
 
@@ -310,6 +315,7 @@ class SlowState:
         take("velocity", self._parts(self._velocity), state["velocity"])
         take("master", self._fast.masters, state["masters"])
         self._fast.mirror(self._fast.masters)
+        self._outer = {fragment: (outer_lr, momentum) for fragment, (outer_lr, momentum) in state["outer"].items()}
         self._references.load_state_dict(state)
 
     def _saved(self, all_matrices: Sequence[Matrices]) -> dict[str, Tensor | Part]:
@@ -328,7 +334,12 @@ class SlowState:
         slow = self._slow[order.fragment][group][piece.rows]
         match order.mode:
             case Mode.CORRECT:
-                self._fast.add(piece, mixing.arrive(slow, published=published, merged=merged))
+                correction = mixing.arrive(slow, published=published, merged=merged)
+                velocity = rows_of(self._velocity[order.fragment], group, piece)
+                if self._mixed_momentum and velocity is not None:
+                    outer_lr, momentum = self._outer.get(order.fragment, CALM)
+                    mixing.correct_velocity(velocity, correction, outer_lr=outer_lr, momentum=momentum)
+                self._fast.add(piece, correction)
             case Mode.ADOPT:
                 mixing.adopt(slow, rows_of(self._velocity[order.fragment], group, piece), merged=merged)
                 self._fast.set(piece, slow)
