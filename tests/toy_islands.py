@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from isthmus import schedule
+from isthmus.codec import WHOLE_CODEC
 from isthmus.meeting import Edge
 from isthmus.session.core import Core
 from isthmus.session.memory import Memory, Plan
@@ -29,6 +30,7 @@ from isthmus.session.orders import (
     Publish,
     Published,
     Resend,
+    Restore,
     Result,
     Save,
     Send,
@@ -43,7 +45,9 @@ from isthmus.terms import NO_REFERENCE, Header, MessageReceived, Phase, Publicat
 if TYPE_CHECKING:
     from toy_world import World
 
-NAMES = ("ash", "birch", "cedar", "dogwood")
+NAMES = tuple(
+    ["ash", "birch", "cedar", "dogwood", "elm", "fir", "ginkgo", "hazel", "ironwood", "juniper", "katsura", "larch"]
+)
 MAX_ORDERS_PER_PUMP = 1000
 
 
@@ -99,10 +103,19 @@ class Holdings:
     payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
     lineage: dict[Key, Met] = field(default_factory=dict)
     counted: dict[tuple[str, int], int] = field(default_factory=dict)
+    slow: dict[int, bytes] = field(default_factory=dict)
+    fast: dict[int, bytes] = field(default_factory=dict)
 
     def copy(self) -> Holdings:
         """An independent copy."""
-        return Holdings(dict(self.references), dict(self.payloads), dict(self.lineage), dict(self.counted))
+        return Holdings(
+            dict(self.references),
+            dict(self.payloads),
+            dict(self.lineage),
+            dict(self.counted),
+            dict(self.slow),
+            dict(self.fast),
+        )
 
 
 class Crash(Exception):
@@ -203,7 +216,10 @@ class ToyIsland:
                 self.world.carry(self.name, peer, MessageReceived(self.name, message))
             case Depart(fragment):
                 self.departures.append(order)
+                self._train(fragment, f"{self.name} {self.memory.tokens}".encode())
                 return Departed(fragment)
+            case Restore(fragment):
+                self.held.slow[fragment] = self.held.fast[fragment]
             case Publish():
                 return self._publish(order)
             case Resend(header):
@@ -228,6 +244,8 @@ class ToyIsland:
             against = self.reference(header.receiver, header.fragment)
             assert against == header.reference, f"{self.name}: the core's reference is not the engine's: {header}"
         coded = first.reference.ljust(32, b"\0") + f"{self.name} {first.publication}".encode()
+        if first.codec == WHOLE_CODEC:
+            coded = self.held.slow[first.fragment]
         self.payloads.put(whole[0], memoryview(coded))
         for header in whole:
             self._carry(header)
@@ -244,6 +262,8 @@ class ToyIsland:
                 return ArrivalRefused(peer, order.fragment, "not finite")
         said = [bytes(self.payloads.get(header)) for header in order.headers]
         before = self.reference(order.peers[0], order.fragment)
+        if order.mode is Mode.MERGE:
+            return self._merge(order, said, before)
         assert all(each[:32] == before.ljust(32, b"\0") for each in said), f"FORK at {self.name}: {order}"
         weights = merge_weights(order)
         for weight, header in zip(weights, order.headers, strict=True):
@@ -258,7 +278,23 @@ class ToyIsland:
         for peer, theirs in zip(order.peers, order.theirs, strict=True):
             self._enter(order, peer, theirs, before, digest.digest())
         self.modes[order.mode] += 1
+        self._train(order.fragment, digest.digest())
         return Arrived(order.peers, order.fragment, digest.digest())
+
+    def _merge(self, order: Arrive, said: list[bytes], before: bytes) -> Result:
+        """The mean of what both hold: of one that has all the weight just that, else bits that only their sum has."""
+        weights = merge_weights(order)
+        terms = [(each, weight) for each, weight in zip(said, weights, strict=True) if weight]
+        outcome = terms[0][0] if len(terms) == 1 else hashlib.sha256(repr(terms).encode()).digest()
+        self._enter(order, order.peers[0], order.theirs[0], before, outcome)
+        self.held.slow[order.fragment] = outcome
+        self.modes[order.mode] += 1
+        return Arrived(order.peers, order.fragment, outcome)
+
+    def _train(self, fragment: int, what: bytes) -> None:
+        """Move slow and fast weights as only this does."""
+        for weights in (self.held.slow, self.held.fast):
+            weights[fragment] = hashlib.sha256(weights.get(fragment, b"") + what).digest()
 
     def _enter(self, order: Arrive, peer: str, theirs: Header, before: bytes, after: bytes) -> None:
         edge, fragment = self.edge(peer, order.fragment), order.fragment

@@ -17,6 +17,10 @@ NO_PUBLICATION = 0
 """The id that stands for "no publication"; real ids are ``incarnation << 32 | sequence``."""
 
 
+TAG_BITS = 16
+"""Bits of ``Header.ending`` that say which meeting of a plan it is; those above say which plan."""
+
+
 class Phase(StrEnum):
     """Where an island is in its run."""
 
@@ -31,7 +35,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     ``tokens`` is T, the tokens its sender has trained; ``weight_tokens`` is d, those since its last completed
     meeting of this fragment on this edge; ``run_tokens`` are those of all islands as the sender has heard;
-    ``cursor`` is the sender's data cursor; ``reference`` is H(c).
+    ``cursor`` is the sender's data cursor; ``reference`` is H(c). ``ending`` names the step of an ``EndPlan`` that a
+    publication belongs to, 0 if to none; there ``weight_tokens`` are those of all islands whose weights it carries.
     """
 
     run: str
@@ -52,6 +57,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     codec: str
     num_bytes: int
     final: bool = False
+    ending: int = 0
 
     def addressed(self, sender_incarnation: int, receiver_incarnation: int) -> Header:
         """The same publication, said anew between other incarnations of its two ends."""
@@ -126,7 +132,88 @@ class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="good
     reason: str
 
 
-Message = Hello | Pulse | Layout | Goodbye
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an island that has ended its training says of itself; the others pass it on.
+
+    Attributes:
+        number: Grows with everything that it says; of two the higher counts.
+        mass: Tokens of its last window, its weight in the end.
+        reach: Islands that it can reach.
+        plan: The plan that it follows, 0 if none.
+        done: Meetings done under that plan, over all fragments.
+        result: The plan whose outcome it holds whole, 0 if none. An outcome that binds nobody is not told.
+        digest: SHA-256 over the hashes of that outcome's fragments.
+    """
+
+    number: int
+    mass: int
+    reach: tuple[str, ...]
+    plan: int = 0
+    done: int = 0
+    result: int = 0
+    digest: bytes = b""
+
+    def says_more(self, other: Standing) -> bool:
+        """Whether it is newer than ``other`` and does not only repeat it."""
+        return self.number > other.number and self != msgspec.structs.replace(other, number=self.number)
+
+
+class EndStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One meeting of the end: both ends take the mean by mass, bit for bit the same. A mass of 0 only takes."""
+
+    low: str
+    high: str
+    low_mass: int
+    high_mass: int
+
+    def mass_of(self, name: str) -> int:
+        """That of one of the two."""
+        return self.low_mass if name == self.low else self.high_mass
+
+    def other(self, name: str) -> str:
+        """The other one of the two."""
+        return self.high if name == self.low else self.low
+
+
+class EndPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a run ends: who takes part with which mass, and all meetings, which each member holds in this order.
+
+    Attributes:
+        run: The run's hash.
+        number: Grows with every plan; no two authors have the same. The highest counts.
+        author: Who signed it.
+        members: The islands of this plan, by slot.
+        steps: The meetings.
+        result: The plan whose outcome it brings about: itself, or an earlier one that some members hold already.
+        binding: Whether more than half of the run's islands take part. Otherwise the outcome is provisional.
+    """
+
+    run: str
+    number: int
+    author: str
+    members: tuple[str, ...]
+    steps: tuple[EndStep, ...]
+    result: int
+    binding: bool
+
+    def of(self, name: str) -> tuple[tuple[int, EndStep], ...]:
+        """A member's meetings in order, with their places among all."""
+        return tuple((place, step) for place, step in enumerate(self.steps) if name in (step.low, step.high))
+
+    def tag(self, place: int) -> int:
+        """What ``Header.ending`` calls the meeting at a place."""
+        return self.number << TAG_BITS | (place + 1)
+
+
+class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="ending"):
+    """What is known of the end of the run: every island's newest word, and the newest plan with its signature."""
+
+    standings: Mapping[str, Standing]
+    plan: EndPlan | None = None
+    signature: bytes = b""
+
+
+Message = Hello | Pulse | Layout | Goodbye | Ending
 
 
 class PeerUp(msgspec.Struct, frozen=True, tag="up"):

@@ -80,7 +80,7 @@ def too_long(header: Header, payload: bytearray) -> tuple[Header, bytes]:
 
 
 def unknown_codec(header: Header, payload: bytearray) -> tuple[Header, bytes]:
-    return msgspec.structs.replace(header, codec="int3"), bytes(payload)
+    return msgspec.structs.replace(header, codec="int5"), bytes(payload)
 
 
 def negative_weight(header: Header, payload: bytearray) -> tuple[Header, bytes]:

@@ -7,6 +7,7 @@ from isthmus.codec.base import Codec, is_finite, rows_at_once
 from isthmus.codec.payload import (
     FOLLOW_CODEC,
     NO_CODEC,
+    WHOLE_CODEC,
     PayloadEntry,
     Slice,
     check_part,
@@ -22,6 +23,7 @@ __all__ = [
     "CODECS",
     "FOLLOW_CODEC",
     "NO_CODEC",
+    "WHOLE_CODEC",
     "Codec",
     "PayloadEntry",
     "Slice",

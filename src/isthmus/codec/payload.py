@@ -21,6 +21,9 @@ from isthmus.errors import CodecError
 NO_CODEC = "none"
 """The codec of a publication without payload."""
 
+WHOLE_CODEC = "whole"
+"""The codec of a publication in fp32 of the slow weights themselves, whatever the edge's reference."""
+
 FOLLOW_CODEC = "coded"
 """The embedding codec that stands for "whatever the rest is coded with"."""
 
@@ -72,9 +75,9 @@ def codec_of(policy: str, codec: str, embedding_codec: str) -> str:
     """The name of the codec that codes a tensor of ``policy`` in a publication of ``codec``.
 
     Lossless tensors are always fp32, embeddings are coded by ``embedding_codec``, but a publication in fp32
-    is all fp32.
+    is all fp32, and so is a whole one.
     """
-    if policy == "lossless" or codec == "fp32":
+    if policy == "lossless" or codec in ("fp32", WHOLE_CODEC):
         return "fp32"
     if policy == "embedding" and embedding_codec != FOLLOW_CODEC:
         return embedding_codec

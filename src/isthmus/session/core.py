@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from isthmus import schedule
 from isthmus.session.company import Company
+from isthmus.session.ending import RunEnd
 from isthmus.session.frozen import CoreState
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.mesh import MeshTrade
@@ -30,6 +31,7 @@ from isthmus.session.orders import (
 )
 from isthmus.session.trade import Trade
 from isthmus.terms import (
+    Ending,
     LinkAlarm,
     MessageReceived,
     PeerDown,
@@ -60,6 +62,8 @@ class Core:
         self.company = Company(plan, memory, incarnation, layout_lines=layout_lines, outbox=self._outbox)
         trade = MeshTrade if plan.rule == "mesh" else Trade
         self._trade = trade(plan, memory, self.company, incarnation, outbox=self._outbox)
+        self._ending = RunEnd(plan, memory, self.company, self._trade, incarnation, outbox=self._outbox)
+        self._now_s = 0.0
         self._fresh = fresh
         self._waiting_since_s: float | None = None
         self._saved_step = memory.step
@@ -83,11 +87,8 @@ class Core:
 
     @property
     def provisional(self) -> bool:
-        """Whether the weights at the end are not those of all islands, bit for bit.
-
-        One last meeting makes two islands alike, or all of a mesh; in pairs it only brings more than two closer.
-        """
-        return not self.met_last or (len(self.plan.peers) > 1 and self.plan.rule == "pair")
+        """Whether the weights at the end are not the run's, which are the same, bit for bit, at all that have them."""
+        return not self.met_last
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -97,6 +98,8 @@ class Core:
             return tuple(sorted(peers - company.heard - company.misfits))
         if self.phase is Phase.JOINING:
             return self._trade.donors
+        if self.phase is Phase.FINISHING and self.plan.rule == "pair":
+            return self._ending.waits_for
         going = {peer for peer in peers if self.memory.peers[peer].phase is not Phase.DONE}
         living = set(company.living)
         return tuple(sorted(company.takers(going | living if self.phase is Phase.FINISHING else going & living)))
@@ -119,6 +122,7 @@ class Core:
         self._waiting_since_s = now_s
         self.memory.finishing = True
         self.memory.final.clear()
+        self._ending.begin(now_s)
         self._outbox.extend(Depart(fragment, *schedule.CALM) for fragment in self.plan.fragments)
 
     def advance(self, step: int, events: Iterable[Event], now_s: float) -> list[Order]:
@@ -135,6 +139,7 @@ class Core:
         Returns:
             Orders to perform one after the other; their results are the next call's events. Empty when all is done.
         """
+        self._now_s = now_s
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         for event in events:
@@ -166,6 +171,7 @@ class Core:
             waiting_since_s=self._waiting_since_s,
             saved_step=self._saved_step,
             withheld=self._trade.freeze(),
+            ending=self._ending.freeze(),
             company=self.company.freeze(),
         )
 
@@ -174,6 +180,7 @@ class Core:
         self.phase, self._fresh = state.phase, state.fresh
         self._waiting_since_s, self._saved_step = state.waiting_since_s, state.saved_step
         self._trade.thaw(state.withheld)
+        self._ending.thaw(state.ending)
         self.company.thaw(state.company)
         for name in memory.__struct_fields__:
             setattr(self.memory, name, getattr(memory, name))
@@ -192,6 +199,9 @@ class Core:
 
     def _take(self, event: Event) -> None:
         self.memory.order += 1
+        if isinstance(event, Result):
+            self._take_result(event)
+            return
         match event:
             case PeerUp(peer, incarnation):
                 self.company.came(peer, incarnation)
@@ -200,6 +210,8 @@ class Core:
                 if self.phase is Phase.TRAINING:
                     self._trade.lost(peer)
             case MessageReceived(peer, message) if peer in self.plan.peers:
+                if isinstance(message, Ending):
+                    self._ending.hear(peer, message, self._now_s)
                 self.company.hear(peer, message)
                 self._step_aside(peer)
             case PublicationReceived(peer, signed) if peer in self.plan.peers:
@@ -207,6 +219,11 @@ class Core:
                     self.company.hold(peer, signed)
             case LinkAlarm(peer, what):
                 self._outbox.append(Warn(what, peer))
+            case _:
+                pass
+
+    def _take_result(self, result: Result) -> None:
+        match result:
             case Departed(fragment):
                 self._departed(fragment)
             case DepartureRefused(fragment, why):
@@ -218,12 +235,13 @@ class Core:
                 self._trade.withheld(fragment)
                 self._outbox.append(Warn(f"fragment {fragment} was not published: {why}", peer))
             case Arrived(peers, fragment, reference):
+                mine = self.memory.edges[peers[0]][fragment].mine
+                if mine is not None and mine.ending:
+                    self._ending.met(fragment, mine.ending, reference, self._now_s)
                 self._trade.arrived(peers, fragment, reference)
                 self._meet_again(fragment)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
-            case _:
-                pass
 
     def _decide(self, step: int, waited_s: float) -> None:
         """Arrivals come before the departure, in every phase."""
@@ -238,7 +256,8 @@ class Core:
             case Phase.FINISHING:
                 self._close(waited_s)
             case Phase.DONE:
-                pass
+                if self.plan.rule == "pair":
+                    self._ending.step(self._now_s)
 
     def _join(self, waited_s: float) -> None:
         company, peers = self.company, self.memory.peers
@@ -328,11 +347,16 @@ class Core:
             self._trade.trade(fragment)
 
     def _close(self, waited_s: float) -> None:
-        """Answer what knocks, then meet once more without loss; wait for others, but not for ever."""
-        for fragment in self.plan.fragments:
-            self._trade.close(fragment)
+        """Answer what knocks, then come to one outcome without loss; wait for others, but not for ever."""
+        if self.plan.rule == "pair":
+            self._ending.step(self._now_s)
+            over = self._ending.over
+        else:
+            for fragment in self.plan.fragments:
+                self._trade.close(fragment)
+            over = self.met_last or not self.waits_for or waited_s >= self.plan.finish_wait_s
         if self._outbox:
             return
-        if self.met_last or not self.waits_for or waited_s >= self.plan.finish_wait_s:
+        if over:
             self.phase = Phase.DONE
             self.company.pulse(self.phase)

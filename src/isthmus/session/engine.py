@@ -37,6 +37,7 @@ from isthmus.session.orders import (
     Publish,
     Published,
     Resend,
+    Restore,
     Result,
     Save,
     Send,
@@ -47,6 +48,8 @@ from isthmus.session.outgoing import Outgoing
 from isthmus.session.payloads import Payloads
 from isthmus.session.slow import SlowState, merge_weights
 from isthmus.terms import (
+    Ending,
+    EndPlan,
     Hello,
     Layout,
     LinkEvent,
@@ -82,7 +85,8 @@ class Trainee(Protocol):
 class Effects:
     """What an engine acts on; all of it handed in.
 
-    ``check_held`` refuses a header that claims to be one's own but was not signed by this island. ``accord`` is what
+    ``check_held`` refuses a header that claims to be one's own but was not signed by this island; ``sign_plan`` signs
+    plans for the end of the run, and ``check_plan`` refuses others' that their authors did not sign. ``accord`` is what
     the ranks of an island of several agree by. ``keeper`` saves checkpoints; None saves them to ``storage`` at once.
     """
 
@@ -94,6 +98,8 @@ class Effects:
     keep_checkpoints: int = 2
     layout_lines: tuple[str, ...] = ()
     check_held: Callable[[SignedHeader], bool] = lambda signed: True
+    sign_plan: Callable[[EndPlan], bytes] = lambda plan: b""
+    check_plan: Callable[[EndPlan, bytes], bool] = lambda plan, signature: True
     accord: Accord | None = None
     keeper: Keeper | None = None
 
@@ -293,12 +299,19 @@ class Engine:
             ):
                 self._warn(f"{peer} showed a header as this island's that this island never signed", peer)
                 return MessageReceived(peer, msgspec.structs.replace(hello, held=None))
+            case MessageReceived(peer, Ending(plan=EndPlan() as plan) as ending) if not self.effects.check_plan(
+                plan, ending.signature
+            ):
+                self._warn(f"{peer} showed a plan for the end that {plan.author} did not sign", peer)
+                return MessageReceived(peer, msgspec.structs.replace(ending, plan=None, signature=b""))
             case _:
                 pass
         return event
 
     def _perform(self, order: Order) -> Result | None:
         match order:
+            case Send(peer, Ending() as ending):
+                self.effects.link.send(peer, self._signed(ending))
             case Send(peer, message):
                 self.effects.link.send(peer, message)
             case Depart(fragment, outer_lr, momentum):
@@ -307,6 +320,8 @@ class Engine:
                 return self._publish(order)
             case Resend(header):
                 self._outgoing.hand_over(header, hurry=self._hurries)
+            case Restore(fragment):
+                self.slow.restore(fragment)
             case Arrive():
                 return self._arrive(order)
             case Clear(peer, fragment):
@@ -317,6 +332,13 @@ class Engine:
             case Warn(what, peer):
                 self._warn(what, peer)
         return None
+
+    def _signed(self, ending: Ending) -> Ending:
+        """With this island's signature on a plan of its own."""
+        plan = ending.plan
+        if plan is None or plan.author != self.plan.name:
+            return ending
+        return msgspec.structs.replace(ending, signature=self.effects.sign_plan(plan))
 
     def _depart(self, fragment: int, outer_lr: float, momentum: float) -> Result:
         if not self.slow.is_finite(fragment):

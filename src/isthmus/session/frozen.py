@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from isthmus.errors import CheckpointError
-from isthmus.terms import Phase
+from isthmus.terms import EndPlan, Phase, Standing
 
 FORMAT = 2
 """Version of a checkpoint's layout."""
@@ -28,6 +28,22 @@ class CompanyState(msgspec.Struct, kw_only=True):
     hello_at_s: dict[str, float]
 
 
+class EndingState(msgspec.Struct, kw_only=True):
+    """See ``RunEnd``."""
+
+    begun_s: float | None
+    since_s: float
+    said_at_s: float
+    standings: dict[str, Standing]
+    heard_at_s: dict[str, float]
+    plan: EndPlan | None
+    signature: bytes
+    at: list[int]
+    outcome: list[bytes]
+    merged: bool
+    over: bool
+
+
 class CoreState(msgspec.Struct, kw_only=True):
     """See ``Core``."""
 
@@ -36,6 +52,7 @@ class CoreState(msgspec.Struct, kw_only=True):
     waiting_since_s: float | None
     saved_step: int
     withheld: set[int]
+    ending: EndingState
     company: CompanyState
 
 

@@ -6,13 +6,14 @@ Matrices are worked on in pieces, some entries or some rows of one, that fit a p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from isthmus.codec import Slice, rows_at_once
 from isthmus.fragments import Entry, Kind, Policy
+from isthmus.rows import share
 from isthmus.session.memories import new_rows
 
 
@@ -83,6 +84,18 @@ def group_entries(entries: Sequence[Entry], device_of: Callable[[str], torch.dev
         spans = [span for entry in members for span in _spans(entry, most_rows)]
         groups.append(Group(tuple(members), tuple(_pieces(spans, most_rows)), device))
     return tuple(groups)
+
+
+def own_entries(entries: Sequence[Entry], rank: int, size: int) -> list[Entry]:
+    """What a rank has of these entries: each as a matrix of its share of the rows, where it has any."""
+    if size == 1:
+        return list(entries)
+    own = []
+    for entry in entries:
+        rows = share(entry.rows, entry.row_length, rank=rank, size=size)
+        if rows.start < rows.stop:
+            own.append(replace(entry, shape=(rows.stop - rows.start, entry.row_length)))
+    return own
 
 
 def rows_of(matrices: Mapping[Group, Tensor] | None, group: Group, piece: Piece) -> Tensor | None:

@@ -112,7 +112,7 @@ class Journal:
                     late=arrived_step - order.mine.step > on_time_steps,
                     reference=reference.hex()[:16],
                     adopted=order.mode is Mode.ADOPT,
-                    final=order.mode is Mode.ASSIGN,
+                    final=order.mode in (Mode.ASSIGN, Mode.MERGE),
                 )
             )
 

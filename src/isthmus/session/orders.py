@@ -15,6 +15,7 @@ class Mode(StrEnum):
     CORRECT = "correct"
     ADOPT = "adopt"
     ASSIGN = "assign"
+    MERGE = "merge"
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -30,6 +31,12 @@ class Depart(msgspec.Struct, frozen=True):
     fragment: int
     outer_lr: float
     momentum: float
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Let the slow weights of one fragment be the fast ones again, as they were when the end of the run began."""
+
+    fragment: int
 
 
 class Publish(msgspec.Struct, frozen=True):
@@ -88,7 +95,7 @@ class Warn(msgspec.Struct, frozen=True):
     peer: str | None = None
 
 
-Order = Send | Depart | Publish | Resend | Arrive | Clear | Save | Warn
+Order = Send | Depart | Restore | Publish | Resend | Arrive | Clear | Save | Warn
 
 
 class Departed(msgspec.Struct, frozen=True):

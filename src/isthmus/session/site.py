@@ -31,9 +31,9 @@ from isthmus.session.memory import Plan
 from isthmus.session.shares import SharedLink
 from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
-from isthmus.terms import SignedHeader
+from isthmus.terms import EndPlan, SignedHeader
 from isthmus.transport import Link, LinkSettings, PeerAddress, TcpLink
-from isthmus.wire import signing_bytes
+from isthmus.wire import sign_plan, signing_bytes, verify_plan
 
 log = logging.getLogger("isthmus")
 
@@ -112,6 +112,8 @@ class Site:
             codec=self.loaded.run.mixing.codec,
             layout_lines=self.model.layout_lines,
             check_held=self.signed_here,
+            sign_plan=lambda plan: sign_plan(self.loaded.identity, plan),
+            check_plan=self.is_signed,
             accord=None if self.ranks.size == 1 else self.accord,
             keep_checkpoints=self.loaded.island.checkpoint.keep,
             keeper=self.keeper,
@@ -146,6 +148,17 @@ class Site:
         self.writer.write(record)
         for severity, line in self.narrator.tell(record):
             log.log(logging.INFO if severity == "info" else logging.WARNING, "%s", line)
+
+    def is_signed(self, plan: EndPlan, signature: bytes) -> bool:
+        """Whether a plan for the end of this run is signed by the island of the roster that made it."""
+        author = self.loaded.roster.find(plan.author)
+        if author is None or plan.run != self.loaded.run.hash:
+            return False
+        try:
+            verify_plan(author.certificate_pem, plan, signature)
+        except IdentityError:
+            return False
+        return True
 
     def signed_here(self, signed: SignedHeader) -> bool:
         """Whether a header is this island's own."""

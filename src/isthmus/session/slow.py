@@ -8,20 +8,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus import mixing
-from isthmus.codec import NO_CODEC, Slice, check_part, decode_parts, encode_parts, payload_bytes, slices
+from isthmus.codec import NO_CODEC, WHOLE_CODEC, Slice, check_part, decode_parts, encode_parts, payload_bytes, slices
 from isthmus.errors import CodecError
-from isthmus.fragments import Entry, Fragment, Kind, Policy
+from isthmus.fragments import Fragment, Kind, Policy
 from isthmus.island import Alone, Ranks, together
 from isthmus.parts import Part
 from isthmus.rows import in_order as leaves_in_order
-from isthmus.rows import leaf_digests, share
+from isthmus.rows import leaf_digests
 from isthmus.schedule import CALM
 from isthmus.session.copies import BESIDE, Place, open_side_stream
 from isthmus.session.fast import FastWeights
@@ -33,6 +32,7 @@ from isthmus.session.groups import (
     group_entries,
     in_order,
     named,
+    own_entries,
     rows_of,
     stack,
 )
@@ -127,6 +127,12 @@ class SlowState:
                 else:
                     mixing.depart(slow, fast, velocity, outer_lr=outer_lr, momentum=momentum)
 
+    def restore(self, fragment: int) -> None:
+        """Let the slow weights of a fragment be the fast ones, in place."""
+        with self._fast.fetched(self._names(fragment), push=False) as rows, torch.no_grad():
+            for name, view in named(self._slow[fragment]).items():
+                view.copy_(rows[name].view(view.shape))
+
     # -- publications --------------------------------------------------------------------------------------------------
 
     def has_reference(self, peer: str, fragment: int) -> bool:
@@ -171,7 +177,8 @@ class SlowState:
 
     def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview | Tensor) -> float:
         """Fill this rank's share; the sum of squares of what it coarsens."""
-        reference, layout = self._references.of(peer, fragment), self._layout(fragment, codec)
+        reference = None if codec == WHOLE_CODEC else self._references.of(peer, fragment)
+        layout = self._layout(fragment, codec)
         scratch = Scratch(self._groups[fragment], 1)
         total = 0.0
         for group, piece in self._pieces(fragment):
@@ -204,7 +211,7 @@ class SlowState:
         together(self._ranks, lambda: self._check(header, payload))
 
     def _check(self, header: Header, payload: memoryview) -> None:
-        most = 0 if header.codec == NO_CODEC else header.tokens
+        most = 0 if header.codec == NO_CODEC else header.run_tokens if header.ending else header.tokens
         if not 0 <= header.weight_tokens <= most:
             raise CodecError("a publication's weight is impossible", got=header.weight_tokens, wanted=f"0 to {most}")
         wanted = self.share_bytes(header.fragment, header.codec)
@@ -231,7 +238,8 @@ class SlowState:
         """
         fragment, weights = order.fragment, merge_weights(order)
         layouts = [self._layout(fragment, header.codec) for header in order.headers]
-        reference = self._references.of(order.peers[0], fragment)
+        whole = order.mode is Mode.MERGE  # what is published there, is so without a reference
+        reference = None if whole else self._references.of(order.peers[0], fragment)
         merged = self._references.next_of(order.peers, fragment)
         scratch = Scratch(self._groups[fragment], len(payloads) + 1)
         with self._fast.fetched(self._names(fragment)):
@@ -346,6 +354,8 @@ class SlowState:
             case Mode.ASSIGN:
                 mixing.assign(slow, merged=merged)
                 self._fast.set(piece, slow)
+            case Mode.MERGE:
+                mixing.assign(slow, merged=merged)
 
     def _pieces(self, fragment: int) -> Iterator[tuple[Group, Piece]]:
         for group in self._groups[fragment]:
@@ -373,18 +383,6 @@ class SlowState:
         own = b"".join(leaf_digests(rows) for _, rows in in_order(matrices))
         shapes = [(entry.rows, entry.row_length) for entry in self.fragments[fragment].entries]
         return hashlib.sha256(leaves_in_order(shapes, self._ranks.collect(own))).digest()
-
-
-def own_entries(entries: Sequence[Entry], rank: int, size: int) -> list[Entry]:
-    """What a rank has of these entries: each as a matrix of its share of the rows, where it has any."""
-    if size == 1:
-        return list(entries)
-    own = []
-    for entry in entries:
-        rows = share(entry.rows, entry.row_length, rank=rank, size=size)
-        if rows.start < rows.stop:
-            own.append(replace(entry, shape=(rows.stop - rows.start, entry.row_length)))
-    return own
 
 
 def merge_weights(order: Arrive) -> tuple[float, ...]:

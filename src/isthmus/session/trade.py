@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from isthmus import meeting
+from isthmus.codec import WHOLE_CODEC
 from isthmus.meeting import Edge
 from isthmus.roster import choose_partner
 from isthmus.session.company import Company
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import Arrive, Mode, Order, Publish, Warn
-from isthmus.terms import Header
+from isthmus.terms import TAG_BITS, Header
 
 NO_PAYLOAD = "none"
 """The codec of a newcomer's publication, which carries nothing."""
@@ -32,6 +33,7 @@ class Trade:
         self._plan, self._memory, self._company = plan, memory, company
         self._incarnation, self._outbox = incarnation, outbox
         self._withheld: set[int] = set()
+        self._end_number = 0
 
     @property
     def donors(self) -> tuple[str, ...]:
@@ -59,12 +61,15 @@ class Trade:
         """Order every arrival that is due: τ steps after the own publication at the earliest, at once for an answer."""
         for peer, fragment, edge in self._memory.all_edges():
             due = at_once or step >= edge.due_step
-            if due and meeting.is_complete(edge) and not self._memory.peers[peer].is_refused:
+            if due and self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
                 self._outbox.append(self._arrive((peer,), fragment))
 
     def arrive_before(self, peer: str, header: Header) -> bool:
         """Order the arrival that a publication follows, however early, lest it be dropped; whether there was one."""
-        if not self._is_current(peer, header) or not meeting.follows(self._edge(peer, header.fragment), header):
+        if not self._is_current(peer, header):
+            return False
+        edge = self._edge(peer, header.fragment)
+        if not meeting.follows(edge, header) or not self._may_arrive(edge):
             return False
         self._outbox.append(self._arrive((peer,), header.fragment))
         return True
@@ -73,7 +78,7 @@ class Trade:
         """A meeting with ``peers`` was applied."""
         if not self._memory.complete:
             self._memory.adopted.add(fragment)
-        if all(_both_final(self._edge(peer, fragment)) for peer in peers):
+        if all(_both_final(self._edge(peer, fragment)) for peer in peers) and not self._end_number:
             self._memory.final.add(fragment)
         for peer in peers:
             edge = meeting.on_arrived(self._edge(peer, fragment), reference, order=self._memory.order)
@@ -126,17 +131,31 @@ class Trade:
             self._withheld.add(fragment)
 
     def close(self, fragment: int) -> None:
-        """At the end of the run: answer every knock; then one last meeting without loss, if it was not yet."""
+        """At the end of the run: answer every knock."""
         if fragment in self._withheld:
             return
         for peer in self._knocking(fragment):
             self._answer(peer, fragment)
-        waiting = any(self._company.is_awaited(peer, fragment) for peer in self._plan.peers)
-        if waiting or self._outbox or fragment in self._memory.final:
-            return
-        partner = self._partner(fragment)
-        if partner is not None:
-            self._publish((partner,), fragment, codec=LOSSLESS, final=True)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no own publication waits for an answer that can still come."""
+        return not any(
+            self._company.is_awaited(peer, fragment) for peer in self._plan.peers for fragment in self._plan.fragments
+        )
+
+    @property
+    def cannot_publish(self) -> bool:
+        """Whether a publication could not be coded at the end of the run."""
+        return bool(self._withheld)
+
+    def freeze_meetings(self, end_number: int) -> None:
+        """Apply no meeting any more but those of the plan of that number."""
+        self._end_number = end_number
+
+    def publish_at_end(self, peer: str, fragment: int, *, tag: int, mass: int) -> None:
+        """Publish slow weights as they are, for the meeting of the end that ``tag`` names; nothing without mass."""
+        self._publish((peer,), fragment, codec=WHOLE_CODEC if mass else NO_PAYLOAD, ending=(tag, mass))
 
     def published(self, headers: tuple[Header, ...], *, answer: bool) -> None:
         """An own publication is on its way."""
@@ -158,8 +177,17 @@ class Trade:
         return [
             peer
             for peer in self._company.living
-            if (edge := self._edge(peer, fragment)).open and edge.theirs is not None and edge.mine is None
+            if (edge := self._edge(peer, fragment)).open
+            and edge.theirs is not None
+            and edge.mine is None
+            and not edge.theirs.ending
         ]
+
+    def _may_arrive(self, edge: Edge) -> bool:
+        """Whether both publications of a meeting are here, and it is one of those that are to be applied now."""
+        if edge.mine is None or edge.theirs is None or edge.mine.ending != edge.theirs.ending:
+            return False
+        return edge.mine.ending >> TAG_BITS == self._end_number
 
     def _answer(self, peer: str, fragment: int) -> None:
         theirs = self._edge(peer, fragment).theirs
@@ -177,13 +205,21 @@ class Trade:
         return None if chosen is None else names[chosen]
 
     def _publish(
-        self, peers: tuple[str, ...], fragment: int, *, codec: str = "", final: bool = False, answer: bool = False
+        self,
+        peers: tuple[str, ...],
+        fragment: int,
+        *,
+        codec: str = "",
+        final: bool = False,
+        answer: bool = False,
+        ending: tuple[int, int] | None = None,
     ) -> None:
         """Order one publication, under one id, to all of ``peers``; their edges hold the same reference."""
         memory, edges = self._memory, {peer: self._edge(peer, fragment) for peer in peers}
         memory.sequence += 1
         met = max(edge.tokens_met for edge in edges.values())
         since = memory.departed_tokens[fragment][0] if final else met
+        tag, weight = ending or (0, max(0, memory.tokens - since) if memory.complete else 0)
         headers = tuple(
             Header(
                 run=self._plan.run,
@@ -197,13 +233,14 @@ class Trade:
                 publication=self._incarnation << 32 | memory.sequence,
                 step=memory.step,
                 tokens=memory.tokens,
-                weight_tokens=max(0, memory.tokens - since) if memory.complete else 0,
-                run_tokens=memory.run_tokens,
+                weight_tokens=weight,
+                run_tokens=max(weight, memory.run_tokens),
                 cursor=memory.cursor,
                 reference=edge.reference,
                 codec=codec,
                 num_bytes=0,
-                final=final,
+                final=final or tag != 0,
+                ending=tag,
             )
             for peer, edge in edges.items()
         )
@@ -214,13 +251,14 @@ class Trade:
         mine, theirs = edges[0].mine, tuple(edge.theirs for edge in edges if edge.theirs is not None)
         assert mine is not None and len(theirs) == len(peers)
         mode = Mode.ASSIGN if all(map(_both_final, edges)) else Mode.CORRECT
+        mode = Mode.MERGE if mine.ending else mode
         return Arrive(
             peers=peers,
             fragment=fragment,
             mine=mine,
             theirs=theirs,
             place=sum(self._plan.peers[peer] < self._plan.slot for peer in peers),
-            mode=mode if self._memory.complete else Mode.ADOPT,
+            mode=mode if self._memory.complete or mine.ending else Mode.ADOPT,
         )
 
     def _ignores(self, header: Header) -> bool:

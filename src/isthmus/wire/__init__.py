@@ -30,7 +30,7 @@ from isthmus.wire.messages import (
     encode_message,
 )
 from isthmus.wire.packing import pack_chunk, unpack_chunk
-from isthmus.wire.signing import sign_header, signing_bytes, verify_signed
+from isthmus.wire.signing import sign_header, sign_plan, signing_bytes, verify_plan, verify_signed
 from isthmus.wire.tree import HashTree, chunk_bounds, num_chunks, payload_root
 
 __all__ = [
@@ -66,7 +66,9 @@ __all__ = [
     "pack_chunk",
     "payload_root",
     "sign_header",
+    "sign_plan",
     "signing_bytes",
     "unpack_chunk",
+    "verify_plan",
     "verify_signed",
 ]

@@ -1,4 +1,4 @@
-"""Signatures over a publication's header and the root of its chunk tree."""
+"""Signatures over a publication's header and the root of its chunk tree, and over plans for the end of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import msgspec
 
 from isthmus.errors import IdentityError
 from isthmus.identity import Identity, verify
-from isthmus.terms import Header, SignedHeader
+from isthmus.terms import EndPlan, Header, SignedHeader
 from isthmus.wire.tree import ROOT_BYTES
 
 SIGNATURE_BYTES = 64
 
 _DOMAIN = b"isthmus publication 1\x00"
+_PLAN_DOMAIN = b"isthmus end plan 1\x00"
 
 
 def signing_bytes(header: Header, root: bytes) -> bytes:
@@ -37,3 +38,17 @@ def verify_signed(certificate_pem: bytes, signed: SignedHeader) -> None:
             wanted=f"{ROOT_BYTES} and {SIGNATURE_BYTES}",
         )
     verify(certificate_pem, signing_bytes(signed.header, signed.root), signed.signature)
+
+
+def sign_plan(identity: Identity, plan: EndPlan) -> bytes:
+    """The signature of ``identity`` over a plan for the end of a run."""
+    return identity.sign(_PLAN_DOMAIN + msgspec.msgpack.encode(plan))
+
+
+def verify_plan(certificate_pem: bytes, plan: EndPlan, signature: bytes) -> None:
+    """Check a plan's signature against the identity certificate of the island it names as its author.
+
+    Raises:
+        IdentityError: The signature is not that identity's.
+    """
+    verify(certificate_pem, _PLAN_DOMAIN + msgspec.msgpack.encode(plan), signature)

@@ -1,0 +1,320 @@
+"""The end of a run of pairs: all islands come to one outcome, bit for bit, or know that they did not. No tensors.
+
+Every island says where it stands, and passes on what it hears. When all stand at the end, or have been waited for long
+enough, the lowest slot of those present signs a plan (``end_plan.py``), and its members hold the meetings in it. A
+member that is lost on the way is left out of the next plan: each keeps its fast weights as they were, and merges anew.
+
+Nobody calls an outcome the run's before more than half of the run's islands hold it whole. A plan binds only with more
+than half of them as members, no member follows a plan that would put aside what it holds, unless for a newer outcome,
+and none goes on with an older plan. So of two outcomes that were both called the run's, some island would have held one
+and taken part in the other: there is but one, whatever was lost or cut off in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from isthmus import meeting
+from isthmus.end_plan import next_number, plan_end
+from isthmus.session.company import Company
+from isthmus.session.frozen import EndingState
+from isthmus.session.memory import Memory, Plan
+from isthmus.session.orders import Order, Restore, Send, Warn
+from isthmus.session.trade import Trade
+from isthmus.terms import Ending, EndPlan, EndStep, Phase, Standing
+
+
+class RunEnd:
+    """One island at the end of its run.
+
+    Args:
+        plan: The settings.
+        memory: The island's memory.
+        company: The other islands.
+        trade: Publishes.
+        incarnation: The number of this start.
+        outbox: Where orders go.
+    """
+
+    def __init__(
+        self, plan: Plan, memory: Memory, company: Company, trade: Trade, incarnation: int, *, outbox: list[Order]
+    ) -> None:
+        self._plan, self._memory, self._company, self._trade = plan, memory, company, trade
+        self._outbox, self._incarnation = outbox, incarnation
+        self._slots = {**plan.peers, plan.name: plan.slot}
+        self._state = EndingState(
+            begun_s=None, since_s=0.0, said_at_s=float("-inf"), standings={}, heard_at_s={}, plan=None, signature=b"",
+            at=[0 for _ in plan.fragments], outcome=[b"" for _ in plan.fragments],
+            merged=False, over=False,
+        )  # fmt: skip
+        self._news = False
+
+    # -- what others may ask -------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether this island has ended, with the run's outcome or without."""
+        return self._state.over
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The islands that this one waits for."""
+        state = self._state
+        if state.plan is None:
+            return tuple(sorted(self._expected() - state.standings.keys()))
+        partners = {step.other(self._plan.name) for _, _, step in self._open_steps()}
+        if not partners:
+            partners = {name for name in self._present() if self._result_of(name) != state.plan.result}
+        return tuple(sorted(partners - {self._plan.name}))
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def begin(self, now_s: float) -> None:
+        """The training is over."""
+        state = self._state
+        state.begun_s, state.over, state.since_s = now_s, False, now_s
+
+    def hear(self, peer: str, ending: Ending, now_s: float) -> None:
+        """Take in what a peer knows."""
+        state = self._state
+        for name, standing in ending.standings.items():
+            known = state.standings.get(name)
+            if name == self._plan.name or name not in self._slots or (known and known.number >= standing.number):
+                continue
+            if known is None or standing.says_more(known):
+                self._news, state.since_s = True, now_s
+            state.standings[name], state.heard_at_s[name] = standing, now_s
+        if ending.plan is not None:
+            self._consider(ending.plan, ending.signature, now_s)
+
+    def met(self, fragment: int, tag: int, reference: bytes, now_s: float) -> None:
+        """A meeting of the end was applied."""
+        state, plan = self._state, self._state.plan
+        steps = self._own_steps()[state.at[fragment] :]
+        if plan is None or not steps or plan.tag(steps[0][0]) != tag:
+            return
+        state.at[fragment] += 1
+        state.merged = True
+        state.outcome[fragment] = reference
+        state.since_s = now_s
+
+    def step(self, now_s: float) -> None:
+        """Do what is to be done now."""
+        state = self._state
+        if state.begun_s is None:
+            return
+        if self._trade.cannot_publish:
+            self._give_up()
+            return
+        if state.plan is None:
+            for fragment in self._plan.fragments:
+                self._trade.close(fragment)
+            waited = now_s - state.begun_s >= self._plan.finish_wait_s
+            if self._outbox or not (self._trade.is_quiet or waited):
+                return
+        self._say(now_s)
+        self._lead(now_s)
+        if state.plan is not None:
+            self._hold_meetings()
+            self._say(now_s)
+        self._conclude(now_s)
+        self._pass_on(now_s)
+
+    # -- standing ------------------------------------------------------------------------------------------------------
+
+    def _say(self, now_s: float) -> None:
+        """Say where this island stands, if that is news or was not said for a while."""
+        state, known = self._state, self._state.standings.get(self._plan.name)
+        result, digest = (known.result, known.digest) if known else (0, b"")
+        if state.plan is not None and state.plan.binding and self._has_outcome:
+            result = state.plan.result
+            digest = hashlib.sha256(b"".join(state.outcome)).digest() if any(state.outcome) else digest
+        said = Standing(
+            number=self._incarnation << 32 | ((known.number if known else 0) + 1) & 0xFFFFFFFF,
+            mass=known.mass if known else self._mass(),
+            reach=tuple(self._company.living),
+            plan=state.plan.number if state.plan else 0,
+            done=sum(state.at),
+            result=result,
+            digest=digest,
+        )
+        stale = now_s - state.said_at_s >= self._plan.hello_every_s
+        if known is None or said.says_more(known) or stale:
+            self._news, state.said_at_s = True, now_s
+            state.standings[self._plan.name], state.heard_at_s[self._plan.name] = said, now_s
+
+    def _mass(self) -> int:
+        """Tokens of a window as this island trains, and no more than it has trained; none of a newcomer."""
+        memory = self._memory
+        if not memory.complete or not memory.step:
+            return 0
+        return min(memory.tokens, round(memory.tokens * self._plan.window_steps / memory.step))
+
+    def _pass_on(self, now_s: float) -> None:
+        if self._news:
+            self._news, state = False, self._state
+            message = Ending(standings=dict(state.standings), plan=state.plan, signature=state.signature)
+            self._outbox.extend(Send(peer, message) for peer in self._company.living)
+
+    def _expected(self) -> set[str]:
+        """All islands but those that cannot come any more: they have ended and left, or are refused."""
+        peers, living = self._memory.peers, set(self._company.living)
+        going = {name for name in self._plan.peers if peers[name].phase is not Phase.DONE or name in living}
+        return self._company.takers(going) | {self._plan.name}
+
+    def _present(self, now_s: float | None = None) -> dict[str, Standing]:
+        """Those that have said where they stand, and not too long ago."""
+        state = self._state
+        now_s = max(state.heard_at_s.values(), default=0.0) if now_s is None else now_s
+        patience_s = max(self._plan.finish_wait_s, 3 * self._plan.hello_every_s)
+        return {
+            name: standing for name, standing in state.standings.items() if now_s - state.heard_at_s[name] < patience_s
+        }
+
+    def _result_of(self, name: str) -> int:
+        standing = self._state.standings.get(name)
+        return standing.result if standing else 0
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    def _lead(self, now_s: float) -> None:
+        """Make a plan, if that is this island's to do and one is needed."""
+        state, present = self._state, self._present(now_s)
+        if min(present, key=self._slots.__getitem__, default="") != self._plan.name:
+            return
+        waited = now_s - state.since_s >= self._plan.finish_wait_s
+        if state.plan is None and not (waited or self._expected() <= present.keys()):
+            return
+        if state.plan is not None and not self._fails(state.plan, present, waited=waited):
+            return
+        numbers = [each.plan for each in state.standings.values()] + ([state.plan.number] if state.plan else [])
+        plan = plan_end(
+            present,
+            self._slots,
+            run=self._plan.run,
+            author=self._plan.name,
+            number=next_number(numbers, self._plan.slot),
+        )
+        if plan is not None and len(plan.members) > 1 and self._allows(plan):
+            self._follow(plan, b"", now_s)
+
+    def _fails(self, plan: EndPlan, present: Mapping[str, Standing], *, waited: bool) -> bool:
+        """Whether a plan does not bring those that are present to one outcome."""
+        if not plan.binding and 2 * len(present) <= len(self._slots):
+            return False
+        lacking = {name for name, each in present.items() if each.result != plan.result}
+        lost = not set(plan.members) <= present.keys()
+        refused = any(each.result > plan.result for each in present.values())
+        outside = not lacking <= set(plan.members)
+        return bool(lacking) and (lost or refused or outside or waited)
+
+    def _allows(self, plan: EndPlan) -> bool:
+        """Whether this island may follow a plan: it does not put aside what is held here, but for a newer outcome."""
+        held = self._result_of(self._plan.name)
+        return not held or (plan.result != plan.number and plan.result >= held)
+
+    def _consider(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
+        state = self._state
+        newer = state.plan is None or plan.number > state.plan.number
+        if plan.run == self._plan.run and newer and state.begun_s is not None and self._allows(plan):
+            self._follow(plan, signature, now_s)
+
+    def _follow(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
+        state, name = self._state, self._plan.name
+        if self._result_of(name) != plan.result:
+            self._restore()
+            if name in state.standings:
+                state.standings[name] = msgspec.structs.replace(state.standings[name], result=0, digest=b"")
+        state.plan, state.signature, state.since_s = plan, signature, now_s
+        state.at = [0 for _ in self._plan.fragments]
+        self._trade.freeze_meetings(plan.number)
+        self._news = True
+
+    # -- meetings ------------------------------------------------------------------------------------------------------
+
+    def _own_steps(self) -> tuple[tuple[int, EndStep], ...]:
+        return () if self._state.plan is None else self._state.plan.of(self._plan.name)
+
+    def _open_steps(self) -> list[tuple[int, int, EndStep]]:
+        """Of each fragment that is not done its number, and the place and meeting that are next."""
+        steps, at = self._own_steps(), self._state.at
+        return [(fragment, *steps[at[fragment]]) for fragment in self._plan.fragments if at[fragment] < len(steps)]
+
+    @property
+    def _has_outcome(self) -> bool:
+        """Whether this island holds the outcome of its plan, which it takes part in."""
+        plan = self._state.plan
+        return plan is not None and self._plan.name in plan.members and not self._open_steps()
+
+    def _hold_meetings(self) -> None:
+        plan = self._state.plan
+        assert plan is not None
+        for fragment, place, step in self._open_steps():
+            self._hold(step.other(self._plan.name), fragment, plan.tag(place), step.mass_of(self._plan.name))
+
+    def _hold(self, peer: str, fragment: int, tag: int, mass: int) -> None:
+        edge = self._memory.edges[peer][fragment]
+        stale = (edge.mine is not None and edge.mine.ending != tag) or (
+            edge.theirs is not None and edge.theirs.ending < tag
+        )
+        if stale:
+            renewed, actions = meeting.renewed(edge)
+            self._memory.edges[peer][fragment] = renewed
+            self._company.perform(peer, fragment, actions)
+        elif edge.mine is None and edge.open and peer in self._company.living:
+            self._trade.publish_at_end(peer, fragment, tag=tag, mass=mass)
+
+    # -- the end of the end --------------------------------------------------------------------------------------------
+
+    def _conclude(self, now_s: float) -> None:
+        """End with the run's outcome once most hold it; without it when nobody is left to wait for."""
+        state = self._state
+        if state.over or self._outbox:
+            return
+        own = self._result_of(self._plan.name)
+        holders = [name for name, each in state.standings.items() if each.result == own]
+        if own and 2 * len(holders) > len(self._slots):
+            self._compare(own, holders)
+            self._memory.final.update(self._plan.fragments)
+            state.over = True
+            return
+        provisional = state.plan is not None and not state.plan.binding and self._has_outcome
+        alone = self._expected() == {self._plan.name}
+        patience = 1 if state.plan is None and len(self._present(now_s)) == 1 else 3
+        if provisional or (alone and not own) or now_s - state.since_s >= patience * self._plan.finish_wait_s:
+            if not provisional and not own:
+                self._restore()
+            state.over = True
+
+    def _give_up(self) -> None:
+        """End with one's own weights, which cannot be published, and let the others end without this island."""
+        self._restore()
+        self._state.begun_s, self._state.over = None, True
+
+    def _restore(self) -> None:
+        """Let the slow weights be what they were when the end began, if meetings of the end have changed them."""
+        if self._state.merged:
+            self._outbox.extend(Restore(fragment) for fragment in self._plan.fragments)
+        self._state.merged = False
+
+    def _compare(self, result: int, holders: list[str]) -> None:
+        own = self._state.standings[self._plan.name].digest
+        for name in holders:
+            digest = self._state.standings[name].digest
+            if own and digest and digest != own:
+                self._outbox.append(Warn(f"{name} ended the run with other weights than this island", name))
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> EndingState:
+        """What a restart may forget."""
+        return self._state
+
+    def thaw(self, state: EndingState) -> None:
+        """Go on from what ``freeze`` gave."""
+        self._state = state
+        if state.plan is not None:
+            self._trade.freeze_meetings(state.plan.number)
