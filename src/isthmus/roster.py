@@ -144,12 +144,31 @@ class Partner(NamedTuple):
 
 
 def partners(slot: int, slots: Collection[int]) -> tuple[Partner, ...]:
-    """The islands whose slot is ``slot`` XOR 2^dimension, by dimension; without empty ones.
+    """The islands that one trades with, by dimension; each once.
 
-    Pairing along a hypercube's dimensions in turn spreads every island's progress to all in log2 N rounds.
+    Pairing along a hypercube's dimensions in turn spreads every island's progress to all in log2 N rounds. A corner of
+    the cube without an island is played by the one whose slot is that corner's without its highest bit, or without its
+    two highest, and so on: so each has partners along all dimensions, whatever their number. An island that joins or
+    leaves changes the partners of few others.
     """
-    dimensions = range(max(slots).bit_length())
-    return tuple(Partner(dim, slot ^ (1 << dim)) for dim in dimensions if slot ^ (1 << dim) in slots)
+    num_dimensions = max(slots).bit_length()
+    played = [corner for corner in range(1 << num_dimensions) if player(corner, slots) == slot]
+    found: dict[int, int] = {}
+    for dimension in range(num_dimensions):
+        for corner in played:
+            other = player(corner ^ (1 << dimension), slots)
+            if other != slot:
+                found.setdefault(other, dimension)
+    return tuple(Partner(dimension, other) for other, dimension in found.items())
+
+
+def player(corner: int, slots: Collection[int]) -> int:
+    """Who stands for a corner of the hypercube: the island in that slot, or the one that plays an empty one."""
+    while corner not in slots:
+        if not corner:
+            return min(slots)
+        corner ^= 1 << (corner.bit_length() - 1)
+    return corner
 
 
 def least_recently_met(
@@ -174,7 +193,7 @@ def least_recently_met(
 def choose_partner(
     slot: int,
     living: Collection[int],
-    complete: Collection[int],
+    ready: Collection[int],
     met: Mapping[int, float],
     *,
     fragment: int,
@@ -182,20 +201,21 @@ def choose_partner(
 ) -> int | None:
     """Whom the island in ``slot`` publishes ``fragment`` to: a slot, or None if nobody is there.
 
-    The living partner least recently met; if no partner lives, any living complete island: the least
-    recently met, then the lowest slot.
+    Of the partners that are ready the one least recently met; where no partner lives, any other island that is ready:
+    the least recently met, then the lowest slot.
 
     Args:
         slot: The island's own slot.
-        living: Slots that can be reached.
-        complete: Slots of islands that have adopted every fragment.
+        living: Slots of islands that can be reached and that answer.
+        ready: Those of them with whom a reference is agreed on.
         met: When each slot last met this island over this fragment, on any rising scale.
         fragment: The fragment's number; it decides between equals.
         slots: All slots of the roster.
     """
     near = [partner for partner in partners(slot, slots) if partner.slot in living]
     if near:
+        candidates = [partner for partner in near if partner.slot in ready]
         num_dimensions = max(slots).bit_length()
-        return least_recently_met(near, met, first_dimension=fragment, num_dimensions=num_dimensions)
-    far = sorted(other for other in slots if other != slot and other in living and other in complete)
+        return least_recently_met(candidates, met, first_dimension=fragment, num_dimensions=num_dimensions)
+    far = sorted(other for other in slots if other != slot and other in ready)
     return min(far, key=lambda other: met.get(other, NEVER), default=None)

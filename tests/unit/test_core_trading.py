@@ -89,9 +89,22 @@ def test_an_answer_to_an_own_knock_is_applied_no_earlier_than_the_flight_steps()
 
 
 def test_only_one_own_publication_of_a_fragment_waits_for_an_answer():
-    core = LoneCore(num_islands=3)
+    core = LoneCore(num_islands=4, window_steps=10)
     core.start()
-    assert len(published(core.step(40))) == 1
+    assert len(published(core.step(29))) == 1
+
+
+def test_an_answer_that_has_not_come_for_two_windows_is_no_longer_counted_on():
+    core = LoneCore(num_islands=3, window_steps=10)
+    core.start()
+    assert published(core.step(29)) == [("birch", 0)]
+    assert published(core.step(1)) == [("cedar", 0)]
+
+
+def test_no_more_than_two_answers_may_be_overdue():
+    core = LoneCore(num_islands=8, window_steps=10)
+    core.start()
+    assert len(published(core.step(200))) == 3
 
 
 def test_fragments_wait_for_answers_independently():
@@ -285,14 +298,12 @@ def test_a_poisoned_publication_shuts_the_edge_without_a_storm_of_hellos():
     world.run(20.0)
     assert not world["ash"].edge("birch").open
     assert sum("cannot be used" in what for what in world["ash"].warnings) == 1
-    hellos, published_before, versions = (
-        world.hellos.total(),
-        world.published["birch"],
-        world["ash"].edge("cedar").version,
-    )
+    hellos, published_before = world.hellos.total(), world.published["birch"]
+    versions, others = world["ash"].edge("cedar").version, world["birch"].edge("cedar").version
     world.run(60.0)
-    assert world.hellos.total() - hellos <= 2 * 60 / 12 + 2
-    assert world.published["birch"] - published_before <= 60 / 12 + 1
+    assert world.hellos.total() - hellos <= 3 * 60 / 12 + 2
+    others = world["birch"].edge("cedar").version - others
+    assert world.published["birch"] - published_before <= others + 60 / 12 + 2
     assert world["ash"].edge("cedar").version > versions + 10
 
 

@@ -11,12 +11,12 @@ from isthmus.errors import IdentityError
 from isthmus.identity import certificate_to_base64, create_identity, create_owner_key
 from isthmus.roster import (
     Member,
-    Partner,
     Roster,
     choose_partner,
     least_recently_met,
     newest,
     partners,
+    player,
     sign_roster,
     verify_roster,
 )
@@ -49,14 +49,21 @@ def test_partners_are_one_bit_away_at_powers_of_two() -> None:
     assert met_table(8)[5] == [4, 7, 1]
 
 
-def test_partners_beyond_the_roster_are_left_out() -> None:
-    assert met_table(3) == {0: [1, 2], 1: [0], 2: [0]}
-    assert met_table(5) == {0: [1, 2, 4], 1: [0, 3], 2: [3, 0], 3: [2, 1], 4: [0]}
-    assert met_table(6)[4] == [5, 0]
-    assert met_table(7)[6] == [4, 2]
-    assert met_table(9)[8] == [0]
-    assert met_table(9)[0] == [1, 2, 4, 8]
-    assert partners(1, (1, 5, 63)) == (Partner(2, 5),)
+def test_corners_without_an_island_are_played_by_the_one_below_them() -> None:
+    assert met_table(3) == {0: [1, 2], 1: [0, 2], 2: [1, 0]}
+    assert met_table(5) == {0: [1, 2, 4], 1: [0, 4, 3], 2: [3, 0, 4], 3: [2, 1], 4: [1, 2, 0]}
+    assert met_table(9)[8] == [1, 2, 4, 0]
+    assert [partner.slot for partner in partners(1, (1, 5, 63))] == [5, 63]
+    assert [player(corner, (1, 5, 63)) for corner in (0, 4, 7, 33)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("num_islands", [*range(2, 18), 33, 63])
+def test_an_island_has_two_partners_at_least_and_less_than_two_along_a_dimension(num_islands: int) -> None:
+    sizes = [len(others) for others in met_table(num_islands).values()]
+    dimensions = (num_islands - 1).bit_length()
+    assert min(sizes) >= min(2, num_islands - 1)
+    assert max(sizes) <= max(2 * dimensions - 2, 1)
+    assert sum(sizes) / num_islands <= dimensions + 0.5
 
 
 @pytest.mark.parametrize("num_islands", range(2, 10))
@@ -78,16 +85,21 @@ def test_the_partner_met_longest_ago_is_chosen_and_one_never_met_before_all() ->
 
 @pytest.mark.parametrize(("fragment", "slot"), [(0, 1), (1, 2), (2, 4), (3, 1), (7, 2)])
 def test_between_equals_the_dimension_of_the_fragment_comes_first(fragment: int, slot: int) -> None:
-    assert choose_partner(0, {1, 2, 4}, (), {}, fragment=fragment, slots=range(8)) == slot
+    assert choose_partner(0, {1, 2, 4}, {1, 2, 4}, {}, fragment=fragment, slots=range(8)) == slot
 
 
 def test_a_dead_partner_does_not_change_the_order_of_the_others() -> None:
-    assert choose_partner(0, {1, 2}, (), {}, fragment=3, slots=range(8)) == 1
-    assert choose_partner(0, {1, 2}, (), {}, fragment=2, slots=range(8)) == 1
-    assert choose_partner(0, {1, 2}, (), {}, fragment=1, slots=range(8)) == 2
+    assert choose_partner(0, {1, 2}, {1, 2}, {}, fragment=3, slots=range(8)) == 1
+    assert choose_partner(0, {1, 2}, {1, 2}, {}, fragment=2, slots=range(8)) == 1
+    assert choose_partner(0, {1, 2}, {1, 2}, {}, fragment=1, slots=range(8)) == 2
 
 
-def test_without_a_living_partner_any_living_complete_island_is_met() -> None:
+def test_a_living_partner_that_is_not_ready_is_waited_for() -> None:
+    assert choose_partner(0, {1, 2, 3}, {2, 3}, {2: 9}, fragment=0, slots=range(8)) == 2
+    assert choose_partner(0, {1, 3}, {3}, {}, fragment=0, slots=range(8)) is None
+
+
+def test_without_a_living_partner_any_other_island_that_is_ready_is_met() -> None:
     assert choose_partner(0, {3, 5, 6}, {5, 6}, {}, fragment=0, slots=range(8)) == 5
     assert choose_partner(0, {3, 5, 6}, {5, 6}, {5: 7}, fragment=0, slots=range(8)) == 6
     assert choose_partner(0, {3}, set(), {}, fragment=0, slots=range(8)) is None
@@ -103,11 +115,11 @@ def test_nobody_is_met_least_recently_among_nobody() -> None:
 def test_a_chosen_island_lives_is_in_the_roster_and_is_another(slots: set[int], data: st.DataObject) -> None:
     slot = data.draw(st.sampled_from(sorted(slots)))
     living = data.draw(st.sets(st.sampled_from(sorted(slots))))
-    complete = data.draw(st.sets(st.sampled_from(sorted(slots))))
-    chosen = choose_partner(slot, living, complete, {}, fragment=data.draw(st.integers(0, 9)), slots=slots)
+    ready = living & data.draw(st.sets(st.sampled_from(sorted(slots))))
+    chosen = choose_partner(slot, living, ready, {}, fragment=data.draw(st.integers(0, 9)), slots=slots)
+    near = {partner.slot for partner in partners(slot, slots)}
     if chosen is None:
-        assert not (living & complete) - {slot}
-        assert not any(partner.slot in living for partner in partners(slot, slots))
+        assert not (near & ready if near & living else ready - {slot})
     else:
         assert chosen in living
         assert chosen != slot

@@ -53,11 +53,11 @@ class Company:
 
     def may_knock(self, peer: str, fragment: int) -> bool:
         """Whether a publication to this peer can hope for an answer."""
-        return self._answers(peer) and self._memory.edges[peer][fragment].open
+        return self.answers(peer) and self._memory.edges[peer][fragment].open
 
     def is_awaited(self, peer: str, fragment: int) -> bool:
         """Whether an own publication to this peer waits for an answer that can still come."""
-        return self._answers(peer) and self._memory.edges[peer][fragment].mine is not None
+        return self.answers(peer) and self._memory.edges[peer][fragment].mine is not None
 
     def came(self, peer: str, incarnation: int) -> None:
         """The link reached a peer."""
@@ -159,7 +159,8 @@ class Company:
         self.heard, self.misfits, self.other_start = state.heard, state.misfits, state.other_start
         self._alive, self._hello_at_s = state.alive, state.hello_at_s
 
-    def _answers(self, peer: str) -> bool:
+    def answers(self, peer: str) -> bool:
+        """Whether this peer can be reached and answers knocks."""
         known = self._memory.peers[peer]
         return peer in self.takers(self._alive) and known.complete and known.phase is not Phase.DONE
 

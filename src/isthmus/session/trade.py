@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus import meeting
 from isthmus.codec import WHOLE_CODEC
 from isthmus.meeting import Edge
-from isthmus.roster import choose_partner
+from isthmus.roster import choose_partner, partners
 from isthmus.session.company import Company
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import Arrive, Mode, Order, Publish, Warn
@@ -13,6 +13,15 @@ from isthmus.terms import TAG_BITS, Header
 
 NO_PAYLOAD = "none"
 """The codec of a newcomer's publication, which carries nothing."""
+
+OVERDUE_WINDOWS = 2
+"""An answer that has not come for so many windows is no longer counted on."""
+
+MOST_OVERDUE = 2
+"""So many answers of a fragment may be overdue before it is published to nobody else."""
+
+FAR_REFERENCES = 2
+"""References that an island keeps of a fragment with others than its partners: those it met last."""
 
 LOSSLESS = "fp32"
 """The codec of the last meetings of a run, and of what a newcomer adopts."""
@@ -34,6 +43,8 @@ class Trade:
         self._incarnation, self._outbox = incarnation, outbox
         self._withheld: set[int] = set()
         self._end_number = 0
+        slots = {slot: name for name, slot in plan.peers.items()}
+        self._near = {slots[partner.slot] for partner in partners(plan.slot, (*slots, plan.slot))}
 
     @property
     def donors(self) -> tuple[str, ...]:
@@ -83,6 +94,8 @@ class Trade:
         for peer in peers:
             edge = meeting.on_arrived(self._edge(peer, fragment), reference, order=self._memory.order)
             self._set(peer, fragment, edge)
+        if not self._end_number and self._plan.rule == "pair":
+            self._forget_far(fragment)
 
     def refuse(self, peer: str, fragment: int, why: str) -> None:
         """A publication that cannot be used shuts the edge for as long as its sender does not start anew."""
@@ -100,7 +113,7 @@ class Trade:
         knocks = [(self._edge(peer, fragment).knocked, peer) for peer in self._knocking(fragment)]
         if knocks:
             self._answer(min(knocks)[1], fragment)
-        elif not any(self._company.is_awaited(peer, fragment) for peer in self._plan.peers):
+        elif self._may_knock_again(fragment):
             partner = self._partner(fragment)
             if partner is not None:
                 self._publish((partner,), fragment)
@@ -172,6 +185,20 @@ class Trade:
         """Go on from what ``freeze`` gave."""
         self._withheld = state
 
+    def _may_knock_again(self, fragment: int) -> bool:
+        """Whether no answer is awaited that may still be on its way.
+
+        One that has not come for two windows is no longer counted on: its island hangs, or its link is slow. But no
+        more than two such stay open: many late answers at once would correct the same difference many times.
+        """
+        awaited = [
+            edge.mine.step
+            for peer in self._plan.peers
+            if self._company.is_awaited(peer, fragment) and (edge := self._edge(peer, fragment)).mine is not None
+        ]
+        overdue = self._memory.step - OVERDUE_WINDOWS * self._plan.window_steps
+        return len(awaited) <= MOST_OVERDUE and all(step <= overdue for step in awaited)
+
     def _knocking(self, fragment: int) -> list[str]:
         """Living partners whose publication waits for an answer."""
         return [
@@ -198,11 +225,27 @@ class Trade:
 
     def _partner(self, fragment: int) -> str | None:
         names = {slot: name for name, slot in self._plan.peers.items()}
-        near = {slot for slot, name in names.items() if self._company.may_knock(name, fragment)}
+        living = {slot for slot, name in names.items() if self._company.answers(name)}
+        ready = {slot for slot in living if (edge := self._edge(names[slot], fragment)).open and edge.mine is None}
         met = {slot: self._edge(name, fragment).met for slot, name in names.items()}
         slots = (*names, self._plan.slot)
-        chosen = choose_partner(self._plan.slot, near, near, met, fragment=fragment, slots=slots)
+        chosen = choose_partner(self._plan.slot, living, ready, met, fragment=fragment, slots=slots)
         return None if chosen is None else names[chosen]
+
+    def _forget_far(self, fragment: int) -> None:
+        """Give up the references of islands that are no partners, but for those met last: memory stays bounded."""
+        far = [
+            (edge.met, peer)
+            for peer, edges in self._memory.edges.items()
+            if peer not in self._near
+            and (edge := edges[fragment]).version
+            and edge.reference
+            and not (edge.mine or edge.theirs)
+        ]
+        for _, peer in sorted(far)[: max(0, len(far) - FAR_REFERENCES)]:
+            anew, actions = meeting.renewed(self._edge(peer, fragment))
+            self._set(peer, fragment, anew)
+            self._company.perform(peer, fragment, actions)
 
     def _publish(
         self,
