@@ -38,6 +38,25 @@ def meetings_after(world: SmallWorld, name: str, t_s: float) -> int:
 # -- the survivor ------------------------------------------------------------------------------------------------------
 
 
+def test_what_an_island_published_when_it_left_reaches_its_partner_though_it_never_comes_back():
+    settings = dataclasses.replace(SETTINGS, budget_steps=400, window_steps=20, fragments=2)
+    worlds = [SmallWorld("ab", settings).start() for _ in range(2)]
+    for world, leaves in zip(worlds, (True, False), strict=True):
+        world.run_to_step("b", 37)
+        before = len(world["a"].of(records.Meeting))
+        tokens = world["b"].engine.memory.tokens
+        if leaves:
+            world["b"].engine.leave()
+            world.run(lambda each=world: each["b"].engine.has_sent)
+            world.pass_s(1.0)  # what was sent arrives, though its sender has gone
+        world.kill("b")
+        world.run_to_step("a", 90)
+        met = world["a"].of(records.Meeting)[before:]
+        assert len(met) == (2 if leaves else 0)
+        known = world["a"].engine.memory.peers["b"].tokens
+        assert known >= tokens if leaves else known < tokens
+
+
 def test_the_survivor_trains_on_at_full_speed_says_so_and_writes_it_down():
     world = started()
     world.run_to_step("a", 20)

@@ -118,6 +118,37 @@ def test_a_newcomer_knocks_with_empty_hands_for_all_fragments_at_the_lowest_comp
     assert core.core.waits_for == ("birch", "cedar", "dogwood")
 
 
+def test_newcomers_that_come_together_turn_to_different_donors():
+    plans = make_plans(8, window_steps=4)
+    world = World(plans)
+    for name in tuple(plans)[:4]:
+        world.start(name)
+    world.run(30.0)
+    joining = [world.start(name) for name in tuple(plans)[4:]]
+    asked: dict[str, set[str]] = {island.name: set() for island in joining}
+
+    def all_complete() -> bool:
+        for island in joining:
+            asked[island.name] |= {peer for peer, _, edge in island.memory.all_edges() if edge.mine}
+        return all(island.core.phase is Phase.TRAINING for island in joining)
+
+    assert world.run(60.0, all_complete)
+    first = [{donor for donor in donors if donor in tuple(plans)[:4]} for donors in asked.values()]
+    assert set().union(*first) == set(tuple(plans)[:4])
+
+
+def test_a_newcomer_whose_donor_is_silent_asks_another_after_a_while():
+    core = LoneCore(num_islands=3, join_wait_s=4.0)
+    core.greet("birch", rounds=40)
+    assert published(core.greet("cedar", rounds=40)) == [("birch", 0)]
+    core.now_s = 23.9
+    assert published(core.feed()) == []
+    core.now_s = 24.1
+    assert published(core.feed()) == [("cedar", 0)]
+    core.publish_from("cedar", 7, codec=LOSSLESS)
+    assert core.core.phase is Phase.TRAINING
+
+
 def test_a_newcomer_answers_nobody():
     core = LoneCore(num_islands=3)
     core.greet("birch", rounds=40)

@@ -107,6 +107,16 @@ def test_no_more_than_two_answers_may_be_overdue():
     assert len(published(core.step(200))) == 3
 
 
+def test_an_island_that_leaves_lets_every_fragment_depart_out_of_turn():
+    core = LoneCore(num_fragments=3, window_steps=30)
+    core.start()
+    core.step(3)
+    core.core.leave()
+    orders = core.feed()
+    assert [order.fragment for order in orders if isinstance(order, Depart)] == [0, 1, 2]
+    assert sorted(published(orders)) == [("birch", 0), ("birch", 1), ("birch", 2)]
+
+
 def test_fragments_wait_for_answers_independently():
     core = LoneCore(num_fragments=2)
     core.start()

@@ -143,6 +143,24 @@ class JoinTable(Table):
     wait_s: float = Field(default=20.0, ge=0, description="Seconds to wait for others' word before it goes on alone.")
 
 
+class LeaveTable(Table):
+    """``[leave]``: how the island leaves when it is asked to, by a signal or by a notice that its capacity ends."""
+
+    grace_s: float = Field(
+        default=20.0, ge=0, description="Seconds that it may take to publish what it has, save and leave."
+    )
+    notice_file: str | None = Field(
+        default=None, description="It leaves when this file is there (a path from the run directory)."
+    )
+    notice_url: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="It leaves when this address answers with status 200, as clouds announce preemptions.",
+    )
+    notice_contains: str = Field(default="", description="Of an answer that is always there, what must be in it.")
+    notice_headers: dict[str, str] = Field(default={}, description="Headers to ask that address with.")
+
+
 class IslandConfig(Table):
     """All of ``island.toml``."""
 
@@ -154,3 +172,4 @@ class IslandConfig(Table):
     records: RecordsTable = RecordsTable()
     finish: FinishTable = FinishTable()
     join: JoinTable = JoinTable()
+    leave: LeaveTable = LeaveTable()

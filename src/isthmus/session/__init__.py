@@ -7,7 +7,8 @@
 from isthmus.session.attachment import Attachment, attach
 from isthmus.session.core import Core
 from isthmus.session.cutting import Cut, cut_model
-from isthmus.session.engine import Effects, Engine
+from isthmus.session.effects import Effects
+from isthmus.session.engine import Engine
 from isthmus.session.island import Island
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.site import Site, plan_of, run_started

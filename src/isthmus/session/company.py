@@ -47,6 +47,10 @@ class Company:
         """Islands that can be reached and whose model fits, by name."""
         return sorted(self._alive - self.misfits)
 
+    def reaches(self, peer: str) -> bool:
+        """Whether the link to a peer is up."""
+        return peer in self._alive
+
     def takers(self, peers: Iterable[str]) -> set[str]:
         """Those of ``peers`` that could take part in a meeting: of the same make, and not refused."""
         return {peer for peer in peers if peer not in self.misfits and not self._memory.peers[peer].is_refused}

@@ -125,6 +125,11 @@ class Core:
         self._ending.begin(now_s)
         self._outbox.extend(Depart(fragment, *schedule.CALM) for fragment in self.plan.fragments)
 
+    def leave(self) -> None:
+        """Let every fragment depart now, out of turn: what this island has trained may yet reach a partner."""
+        if self.phase is Phase.TRAINING and self.memory.complete and self.plan.peers:
+            self._outbox.extend(self._depart(fragment) for fragment in self.plan.fragments)
+
     def advance(self, step: int, events: Iterable[Event], now_s: float) -> list[Order]:
         """Take in what happened and say what is to be done now.
 
@@ -284,7 +289,7 @@ class Core:
             self._outbox.append(Warn("no island holds the run's weights any more; going on from those here"))
             self._become_complete()
         else:
-            self._trade.knock_as_newcomer()
+            self._trade.knock_as_newcomer(self._now_s)
 
     def _is_first_of_none(self) -> bool:
         """Whether all islands are here, all wait for the run's weights, and this is the lowest slot of them."""
@@ -320,13 +325,14 @@ class Core:
         if step > self.memory.departed_step:
             self.memory.departed_step = step
             due = schedule.departures(step, window_steps=self.plan.window_steps, num_fragments=len(self.plan.initial))
-            for fragment in due:
-                rounds = self.memory.rounds[fragment]
-                outer = schedule.outer_step(self.plan.outer, progress=self.progress, rounds=rounds)
-                self._outbox.append(Depart(fragment, *outer))
+            self._outbox.extend(map(self._depart, due))
         if not self._outbox and step - self._saved_step >= self.plan.save_every_steps:
             self._saved_step = step
             self._outbox.append(Save())
+
+    def _depart(self, fragment: int) -> Depart:
+        rounds = self.memory.rounds[fragment]
+        return Depart(fragment, *schedule.outer_step(self.plan.outer, progress=self.progress, rounds=rounds))
 
     def _departed(self, fragment: int) -> None:
         memory = self.memory

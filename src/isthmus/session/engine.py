@@ -6,22 +6,20 @@ adds what waits and what a user touches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from isthmus.checkpoint import Storage
-from isthmus.clock import Clock
 from isthmus.errors import CheckpointError, CodecError
 from isthmus.fragments import first_difference
 from isthmus.observe import records
-from isthmus.session.accord import Accord
 from isthmus.session.coding import Coder
 from isthmus.session.core import Core
+from isthmus.session.effects import Effects, Trainee
 from isthmus.session.frozen import FORMAT, Live, check_state
-from isthmus.session.journal import Journal, Sink
+from isthmus.session.journal import Journal
 from isthmus.session.keeping import Keeper, PromptKeeper
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import (
@@ -62,46 +60,6 @@ from isthmus.terms import (
     PublicationSent,
     SignedHeader,
 )
-from isthmus.transport.link import Link
-
-
-class Trainee(Protocol):
-    """What trains beside the slow state and is saved with it: model, optimizer, data, random numbers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it, as plain values and tensors."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave."""
-        ...
-
-    def seek(self, cursor: int) -> None:
-        """Move the data cursor to where the tokens that count have ended."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effects:
-    """What an engine acts on; all of it handed in.
-
-    ``check_held`` refuses a header that claims to be one's own but was not signed by this island; ``sign_plan`` signs
-    plans for the end of the run, and ``check_plan`` refuses others' that their authors did not sign. ``accord`` is what
-    the ranks of an island of several agree by. ``keeper`` saves checkpoints; None saves them to ``storage`` at once.
-    """
-
-    link: Link
-    clock: Clock
-    storage: Storage
-    sink: Sink
-    codec: str
-    keep_checkpoints: int = 2
-    layout_lines: tuple[str, ...] = ()
-    check_held: Callable[[SignedHeader], bool] = lambda signed: True
-    sign_plan: Callable[[EndPlan], bytes] = lambda plan: b""
-    check_plan: Callable[[EndPlan, bytes], bool] = lambda plan, signature: True
-    accord: Accord | None = None
-    keeper: Keeper | None = None
 
 
 @dataclass
@@ -151,7 +109,9 @@ class Engine:
         elements = tuple(fragment.numel for fragment in self.slow.fragments)
         self.journal = Journal(self.plan.name, self.effects.clock, self.memory, self.effects.sink, elements)
         self._departing: dict[int, _Departing] = {}
-        self._outgoing = Outgoing(self.plan, self._payloads, self.effects.link)
+        self._leaves = False
+        reaches = self.core.company.reaches
+        self._outgoing = Outgoing(self.plan, self._payloads, self.effects.link, reaches)
 
     @property
     def memory(self) -> Memory:
@@ -186,6 +146,17 @@ class Engine:
         self.core.finish(self.now_s())
         self.journal.write(records.PhaseChange(**self.journal.stamp(), phase=self.phase))
         self.pump()
+
+    def leave(self) -> None:
+        """Publish what there is, as fast as the link can; ``has_sent`` tells when all has gone."""
+        self._leaves = True
+        self.core.leave()
+        self.pump()
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether nothing is on its way out."""
+        return self._outgoing.is_empty
 
     def pump(self) -> None:
         """Take in all events and perform all orders, until nothing is left to do now. Never waits."""
@@ -377,7 +348,7 @@ class Engine:
     @property
     def _hurries(self) -> bool:
         """Whether what is published should be sent as fast as the link can: islands wait for it."""
-        return self.phase is not Phase.TRAINING
+        return self._leaves or self.phase is not Phase.TRAINING
 
     @property
     def _on_time_steps(self) -> int:

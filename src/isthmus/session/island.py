@@ -182,6 +182,8 @@ class Island:
         """
         whole = _whole_tokens(tokens)
         with self._meter.measure(tokens=whole, loss=loss):
+            if self._site.notice.reason is not None and self._stop_reason is None:
+                self.request_stop(self._site.notice.reason)
             self.engine.trained(tokens=whole, cursor=self._site.training.cursor)
             if self.engine.phase is Phase.JOINING:
                 with self._meter.blocked():
@@ -283,9 +285,20 @@ class Island:
             )
             self.close("done")
         else:
-            self.save()
-            asked = "another rank was asked to stop" if self._stops else "the loop ended before the run's token budget"
-            self.close("interrupted", detail=self._stop_reason or asked)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Publish what there is, save, and leave once it is sent, or when the time for that is over."""
+        started_s, grace_s = self.engine.now_s(), self._site.loaded.island.leave.grace_s
+        self.engine.leave()
+        self.save()
+        self._waiter.until(
+            lambda: self.engine.has_sent,
+            "its last publications to be sent",
+            at_most_s=max(0.0, started_s + grace_s - self.engine.now_s()),
+        )
+        asked = "another rank was asked to stop" if self._stops else "the loop ended before the run's token budget"
+        self.close("interrupted", detail=self._stop_reason or asked)
 
     @property
     def provisional(self) -> bool:

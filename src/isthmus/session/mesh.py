@@ -80,7 +80,7 @@ class MeshTrade(Trade):
         if self._may_publish(fragment):
             self._publish_to_all(fragment)
 
-    def knock_as_newcomer(self) -> None:
+    def knock_as_newcomer(self, now_s: float) -> None:
         """Take part in the next meeting of every fragment with empty hands, if a complete island takes part."""
         for fragment in set(self._plan.fragments) - self._memory.adopted:
             complete = any(self._company.may_knock(peer, fragment) for peer in self._peers)

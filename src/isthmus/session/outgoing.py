@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from isthmus import schedule
 from isthmus.session.memory import Plan
@@ -23,10 +23,11 @@ class Outgoing:
         plan: The settings.
         payloads: Where they are kept.
         link: Sends them.
+        reaches: Whether a peer can be reached; what is for another one, its HELLO will ask for when it is back.
     """
 
-    def __init__(self, plan: Plan, payloads: Payloads, link: Link) -> None:
-        self._plan, self._payloads, self._link = plan, payloads, link
+    def __init__(self, plan: Plan, payloads: Payloads, link: Link, reaches: Callable[[str], bool]) -> None:
+        self._plan, self._payloads, self._link, self._reaches = plan, payloads, link, reaches
         self._landing: list[Header] = []
         self.under_way: set[tuple[str, int]] = set()
         self.steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -57,7 +58,7 @@ class Outgoing:
             hurry: Whether an island waits for it; else it is spread over a slot's time.
         """
         key = (header.receiver, header.publication)
-        if key in self.under_way:
+        if key in self.under_way or not self._reaches(header.receiver):
             return
         self.under_way.add(key)
         spread_s = 0.0
@@ -69,6 +70,11 @@ class Outgoing:
                 meetings=self._plan.meetings,
             )
         self._link.publish(header.receiver, header, self._payloads.get(header), spread_s=spread_s)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was handed over has been sent, and nothing waits to be."""
+        return not self.under_way and not self._landing
 
     def sent(self, peer: str, publication: int) -> None:
         """The link has sent it."""

@@ -25,9 +25,11 @@ from isthmus.observe.narrator import Narrator
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.accord import Accord
 from isthmus.session.cutting import Cut
-from isthmus.session.engine import Effects, Engine
+from isthmus.session.effects import Effects
+from isthmus.session.engine import Engine
 from isthmus.session.keeping import Keeper, SharedKeeper
 from isthmus.session.memory import Plan
+from isthmus.session.notice import Notice
 from isthmus.session.shares import SharedLink
 from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
@@ -86,6 +88,7 @@ class Site:
     writer: RecordWriter | None = field(init=False)
     narrator: Narrator = field(init=False)
     accord: Accord = field(init=False)
+    notice: Notice = field(init=False)
     keeper: Keeper | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,9 @@ class Site:
         self.writer = at_gateway(self.ranks, lambda: RecordWriter(self.loaded.own_paths.records, self.clock))
         self.narrator = Narrator(self.loaded.member.name)
         self.accord = Accord(self.ranks, self.clock)
+        leave = self.loaded.island.leave
+        file = None if leave.notice_file is None else self.loaded.paths.root / leave.notice_file
+        self.notice = Notice(file, leave.notice_url, contains=leave.notice_contains, headers=leave.notice_headers)
 
     def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
@@ -130,7 +136,8 @@ class Site:
         return engine
 
     def close(self) -> None:
-        """Close the records."""
+        """Close the records, and look for notices no more."""
+        self.notice.close()
         if self.writer is not None:
             self.writer.close()
 

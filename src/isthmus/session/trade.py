@@ -20,6 +20,9 @@ OVERDUE_WINDOWS = 2
 MOST_OVERDUE = 2
 """So many answers of a fragment may be overdue before it is published to nobody else."""
 
+DONOR_PATIENCE = 6
+"""A newcomer asks another donor after so many times as long as it waits for HELLOs."""
+
 FAR_REFERENCES = 2
 """References that an island keeps of a fragment with others than its partners: those it met last."""
 
@@ -43,6 +46,7 @@ class Trade:
         self._incarnation, self._outbox = incarnation, outbox
         self._withheld: set[int] = set()
         self._end_number = 0
+        self._asked_at_s: dict[int, float] = {}
         slots = {slot: name for name, slot in plan.peers.items()}
         self._near = {slots[partner.slot] for partner in partners(plan.slot, (*slots, plan.slot))}
 
@@ -118,12 +122,25 @@ class Trade:
             if partner is not None:
                 self._publish((partner,), fragment)
 
-    def knock_as_newcomer(self) -> None:
-        """Knock with empty hands only at complete islands: for all fragments at one of them, the lowest slot first."""
-        for fragment in set(self._plan.fragments) - self._memory.adopted:
-            donors = [peer for peer in self._company.living if self._company.may_knock(peer, fragment)]
-            if donors and not any(self._edge(peer, fragment).mine for peer in donors):
-                self._publish((min(donors, key=self._plan.peers.__getitem__),), fragment, codec=NO_PAYLOAD)
+    def knock_as_newcomer(self, now_s: float) -> None:
+        """Knock with empty hands only at complete islands: for all fragments at one of them, each newcomer at another.
+
+        A donor that is silent for long is asked no more, but another; should it answer after all, that does no harm.
+        """
+        patience_s = DONOR_PATIENCE * self._plan.join_wait_s
+        able = [peer for peer in self._company.heard if self._company.answers(peer)]
+        trained = [peer for peer in able if self._memory.peers[peer].rounds]
+        donors = sorted(trained or able, key=self._plan.peers.__getitem__)
+        first = self._plan.slot % len(donors) if donors else 0
+        for fragment in sorted(set(self._plan.fragments) - self._memory.adopted):
+            free = [peer for peer in (*donors[first:], *donors[:first]) if self._edge(peer, fragment).mine is None]
+            ready = [peer for peer in free if self._edge(peer, fragment).open]
+            waited_s = now_s - self._asked_at_s.setdefault(fragment, now_s)
+            asked = len(free) < len(donors)
+            first_is_ready = free[:1] == ready[:1] or waited_s >= self._plan.hello_every_s
+            if ready and (waited_s >= patience_s if asked else first_is_ready):
+                self._asked_at_s[fragment] = now_s
+                self._publish((ready[0],), fragment, codec=NO_PAYLOAD)
 
     def change_standing(self) -> None:
         """This island became a newcomer, or complete: what it published as the other is withdrawn by a new epoch.
@@ -200,10 +217,10 @@ class Trade:
         return len(awaited) <= MOST_OVERDUE and all(step <= overdue for step in awaited)
 
     def _knocking(self, fragment: int) -> list[str]:
-        """Living partners whose publication waits for an answer."""
+        """Partners whose publication waits for an answer; what one published that is gone by now counts still."""
         return [
             peer
-            for peer in self._company.living
+            for peer in self._company.takers(self._plan.peers)
             if (edge := self._edge(peer, fragment)).open
             and edge.theirs is not None
             and edge.mine is None
