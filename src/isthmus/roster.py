@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from isthmus.addresses import split_address
 from isthmus.errors import IdentityError
@@ -74,6 +74,9 @@ class Roster(_Frozen):
     signature: str = Field(
         default="", pattern=r"^([0-9a-f]{2})*$", description="The owner's, over all the rest; in hex."
     )
+    retired: tuple[Annotated[int, Field(ge=0, le=MAX_SLOT)], ...] = Field(
+        default=(), description="Slots of islands that were removed; given to no other."
+    )
     islands: tuple[Member, ...] = Field(min_length=1, max_length=MAX_SLOT + 1)
 
     @field_validator("islands")
@@ -83,6 +86,13 @@ class Roster(_Frozen):
         if twice:
             raise ValueError(f"Input should have no two islands with one {', no two with one '.join(twice)}")
         return islands
+
+    @model_validator(mode="after")
+    def _slots_are_not_given_again(self) -> Self:
+        again = sorted({island.slot for island in self.islands} & set(self.retired))
+        if again:
+            raise ValueError(f"slots {again} are retired: those of removed islands, given to no other")
+        return self
 
     @property
     def slots(self) -> tuple[int, ...]:

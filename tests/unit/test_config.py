@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from isthmus.config import IslandConfig, RunConfig, load_run, load_shared, resolve_model, sign_again, write_example
+from isthmus.config import (
+    IslandConfig,
+    RunConfig,
+    add_island,
+    load_run,
+    load_shared,
+    remove_island,
+    resolve_model,
+    sign_again,
+    write_example,
+)
 from isthmus.config.problems import Problem, nearest, read_table, validated
 from isthmus.config.render import render_toml, toml_value
 from isthmus.config.run import MixingTable, ModelTable
@@ -369,3 +379,63 @@ def test_a_rendered_config_is_read_back_equal_with_a_comment_above_every_key() -
     keys = [number for number, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     bare = [lines[number] for number in keys if not lines[number - 1].startswith("#")]
     assert bare == ["num_layers = 4"]
+
+
+# -- islands that join and leave the roster ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    write_example(tmp_path / "run", ("a", "b", "c"))
+    return tmp_path / "run"
+
+
+def test_an_added_island_has_a_slot_of_its_own_and_files_that_work(three: Path) -> None:
+    roster = add_island(three, "d")
+    assert [(island.name, island.slot) for island in roster.islands] == [("a", 0), ("b", 1), ("c", 2), ("d", 3)]
+    assert roster.version == 2
+    loaded = load_run(three, "d")
+    assert loaded.member.slot == 3
+    assert loaded.island.link.listen == loaded.member.addresses[0] == "127.0.0.1:47113"
+
+
+def test_an_island_with_an_address_is_reached_there_and_one_without_only_dials(tmp_path: Path) -> None:
+    write_example(tmp_path / "run", ("a", "b"), addresses={"a": "203.0.113.7:47110"})
+    add_island(tmp_path / "run", "c", address="203.0.113.9:47110")
+    roster = add_island(tmp_path / "run", "d")
+    assert [island.addresses for island in roster.islands[2:]] == [("203.0.113.9:47110",), ()]
+    assert load_run(tmp_path / "run", "c").island.link.listen == "0.0.0.0:47110"
+
+
+def test_an_island_whose_site_has_made_its_keys_is_added_by_its_certificate(three: Path, tmp_path: Path) -> None:
+    identity = create_identity("d")
+    (tmp_path / "d.crt").write_bytes(identity.certificate_pem)
+    roster = add_island(three, "d", certificate=tmp_path / "d.crt")
+    assert roster.find("d").certificate_pem == identity.certificate_pem
+    assert not (three / "islands" / "d").exists()
+    with pytest.raises(ConfigError, match="the certificate is another island's; got d; wanted e"):
+        add_island(three, "e", certificate=tmp_path / "d.crt")
+
+
+def test_the_slot_of_a_removed_island_is_given_to_no_other(three: Path) -> None:
+    roster = remove_island(three, "b")
+    assert (roster.slots, roster.retired) == ((0, 2), (1,))
+    assert add_island(three, "d").find("d").slot == 3
+    assert load_shared(three).roster.retired == (1,)
+    with pytest.raises(ConfigError, match="b is not in it"):
+        load_run(three, "b")
+
+
+def test_what_cannot_be_added_or_removed_is_said(three: Path) -> None:
+    with pytest.raises(ConfigError, match="there is an island called a"):
+        add_island(three, "a")
+    with pytest.raises(ConfigError, match=r"no such island in the roster; got bb\. Did you mean b"):
+        remove_island(three, "bb")
+    with pytest.raises(ConfigError, match="name"):
+        add_island(three, "No Name")
+    remove_island(three, "b")
+    remove_island(three, "c")
+    with pytest.raises(ConfigError, match="a run has at least one island"):
+        remove_island(three, "a")
+    with pytest.raises(ConfigError, match="there are files of an island called b"):
+        add_island(three, "b")

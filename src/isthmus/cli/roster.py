@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.arguments import add_run_dir
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its two parts."""
-    parser = commands.add_parser("roster", help="show or sign the list of a run's islands")
+    """Add the command and its parts."""
+    parser = commands.add_parser("roster", help="show, change or sign the list of a run's islands")
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = parts.add_parser("show", help="show who is in the run, and whom each trades with")
     add_run_dir(show)
@@ -27,6 +28,27 @@ def add(commands: Commands) -> None:
     )
     add_run_dir(sign)
     sign.set_defaults(command=run_sign)
+    join = parts.add_parser(
+        "add",
+        help="add an island, in a slot of its own",
+        description="Add an island to roster.toml and sign it, one version up. Needs owner.key. Without a certificate "
+        "the island's files and keys are written, too: give its site islands/NAME. Give roster.toml to every site; "
+        "islands read it when they start.",
+    )
+    add_run_dir(join)
+    join.add_argument("name", metavar="NAME", help="its name: a-z, 0-9 and -")
+    join.add_argument("--address", metavar="HOST:PORT", help="where the others reach it; without, it only dials")
+    join.add_argument("--certificate", type=Path, metavar="FILE", help="its identity.crt, if its site made one")
+    join.set_defaults(command=run_add)
+    remove = parts.add_parser(
+        "remove",
+        help="take an island out",
+        description="Take an island from roster.toml and sign it, one version up. Needs owner.key. Give the file to "
+        "every other site; islands read it when they start, and refuse the removed one from then on.",
+    )
+    add_run_dir(remove)
+    remove.add_argument("name", metavar="NAME", help="its name")
+    remove.set_defaults(command=run_remove)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -44,6 +66,22 @@ def run_sign(args: argparse.Namespace) -> int:
     from isthmus.config import sign_again
 
     _print_roster(sign_again(args.run_dir))
+    return 0
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """Add an island and print the roster."""
+    from isthmus.config import add_island
+
+    _print_roster(add_island(args.run_dir, args.name, address=args.address, certificate=args.certificate))
+    return 0
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """Take an island out and print the roster."""
+    from isthmus.config import remove_island
+
+    _print_roster(remove_island(args.run_dir, args.name))
     return 0
 
 

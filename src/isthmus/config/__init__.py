@@ -6,10 +6,11 @@ the owner, ``island.toml`` is an island's own. ``load_run`` reads them all and s
 
 from isthmus.config.island import DEFAULT_SOURCES, IslandConfig
 from isthmus.config.load import LoadedRun, SharedFiles, load_run, load_shared
+from isthmus.config.membership import add_island, remove_island, sign_again
 from isthmus.config.paths import IslandPaths, RunPaths
 from isthmus.config.rooms import resolve_model
 from isthmus.config.run import BYTE_TOKENS, OWN_MODEL, RunConfig
-from isthmus.config.write import NewIsland, sign_again, write_example, write_run
+from isthmus.config.write import NewIsland, write_example, write_run
 
 __all__ = [
     "BYTE_TOKENS",
@@ -22,8 +23,10 @@ __all__ = [
     "RunConfig",
     "RunPaths",
     "SharedFiles",
+    "add_island",
     "load_run",
     "load_shared",
+    "remove_island",
     "resolve_model",
     "sign_again",
     "write_example",

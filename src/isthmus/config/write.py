@@ -1,4 +1,4 @@
-"""New runs on disk: commented files, keys for everybody, a signed roster; and signing one again."""
+"""New runs on disk: commented files, keys for everybody, a signed roster."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from typing import Any
 
 from isthmus.addresses import split_address
 from isthmus.config.island import IslandConfig
-from isthmus.config.load import read_key, read_roster, read_run
 from isthmus.config.paths import RunPaths
 from isthmus.config.problems import Problem, nearest, raise_problems, validated
 from isthmus.config.render import render_toml
 from isthmus.config.rooms import room_problems
 from isthmus.config.run import RunConfig
 from isthmus.errors import ConfigError
-from isthmus.files import write_text_atomic
 from isthmus.identity import (
     Identity,
     OwnerKey,
     certificate_to_base64,
     create_identity,
     create_owner_key,
-    load_owner_key,
 )
 from isthmus.roster import Roster, sign_roster
 
@@ -42,11 +39,11 @@ _RUN_TITLE = (
     "What all islands of this run share. The values name the run, comments and layout do not: after a change "
     "of a value run `isthmus roster sign RUN_DIR` and give this file and roster.toml to every site."
 )
-_ROSTER_TITLE = (
+ROSTER_TITLE = (
     "The islands of this run. After a change run `isthmus roster sign RUN_DIR` where owner.key lies, and give "
     "this file to every site. Signing writes the file anew."
 )
-_ISLAND_TITLE = "This island's own settings; no other island sees them. A commented key is absent."
+ISLAND_TITLE = "This island's own settings; no other island sees them. A commented key is absent."
 
 _EXAMPLE_BATCH_SIZE = 16
 
@@ -80,21 +77,26 @@ def write_run(run_dir: Path, tables: Tables, islands: Sequence[NewIsland]) -> Ru
     run = validated(paths.run, RunConfig, values, problems)
     if run is not None:
         problems += room_problems(paths.run, run)
-    configs = [_island_config(paths, island, problems) for island in islands]
+    configs = [island_config(paths, island, problems) for island in islands]
     raise_problems(problems)
     assert run is not None
     identities = [create_identity(island.name) for island in islands]
     roster = _first_roster(paths.roster, run, islands, identities, owner)
-    _write_new(paths.run, render_toml(run, _RUN_TITLE).encode())
-    _write_new(paths.roster, render_toml(roster, _ROSTER_TITLE).encode())
-    _write_new(paths.owner_key, owner.key_pem, mode=0o600)
+    write_new(paths.run, render_toml(run, _RUN_TITLE).encode())
+    write_new(paths.roster, render_toml(roster, ROSTER_TITLE).encode())
+    write_new(paths.owner_key, owner.key_pem, mode=0o600)
     for config, identity in zip(configs, identities, strict=True):
         assert config is not None
-        own = paths.island(identity.name)
-        _write_new(own.config, render_toml(config, _ISLAND_TITLE).encode())
-        _write_new(own.key, identity.key_pem, mode=0o600)
-        _write_new(own.certificate, identity.certificate_pem)
+        write_island(paths, config, identity)
     return run
+
+
+def write_island(paths: RunPaths, config: IslandConfig, identity: Identity) -> None:
+    """Write the files of one island that is not there yet."""
+    own = paths.island(identity.name)
+    write_new(own.config, render_toml(config, ISLAND_TITLE).encode())
+    write_new(own.key, identity.key_pem, mode=0o600)
+    write_new(own.certificate, identity.certificate_pem)
 
 
 def write_example(
@@ -127,27 +129,12 @@ def write_example(
     return write_run(
         run_dir,
         tables,
-        [_example_island(name, slot, addresses) for slot, name in enumerate(names)],
+        [example_island(name, slot, addresses) for slot, name in enumerate(names)],
     )
 
 
-def sign_again(run_dir: Path) -> Roster:
-    """Sign ``roster.toml`` for ``run.toml`` as both now are, one version up; ConfigError if something is wrong."""
-    paths, problems = RunPaths(run_dir), list[Problem]()
-    run, roster = read_run(paths, problems), read_roster(paths, problems)
-    owner = read_key(paths.owner_key, load_owner_key, problems)
-    if run is not None and owner is not None and owner.public != run.run.owner:
-        what = f"got {run.run.owner}; wanted {owner.public}, which {paths.owner_key} has"
-        problems.append(Problem(paths.run, "run.owner", what))
-    raise_problems(problems)
-    assert run is not None and roster is not None and owner is not None
-    changed = roster.model_copy(update={"version": roster.version + 1, "run": run.hash})
-    signed = sign_roster(changed, owner)
-    write_text_atomic(paths.roster, render_toml(signed, _ROSTER_TITLE))
-    return signed
-
-
-def _island_config(paths: RunPaths, island: NewIsland, problems: list[Problem]) -> IslandConfig | None:
+def island_config(paths: RunPaths, island: NewIsland, problems: list[Problem]) -> IslandConfig | None:
+    """The settings of a new island; None where they are wrong, which ``problems`` then say."""
     values = {**island.tables, "island": {**island.tables.get("island", {}), "name": island.name}}
     return validated(paths.island(island.name).config, IslandConfig, values, problems)
 
@@ -171,7 +158,7 @@ def _first_roster(
     return sign_roster(roster, owner)
 
 
-def _example_island(name: str, slot: int, addresses: Mapping[str, str]) -> NewIsland:
+def example_island(name: str, slot: int, addresses: Mapping[str, str]) -> NewIsland:
     """An island on loopback, or, as soon as any has an address, one that is reached there or only dials."""
     reached: tuple[str, ...] = (addresses[name],) if name in addresses else ()
     if reached:
@@ -199,7 +186,8 @@ def _refuse_overwriting(run_dir: Path) -> None:
         )
 
 
-def _write_new(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+def write_new(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write a file that must not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
