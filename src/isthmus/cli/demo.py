@@ -1,4 +1,4 @@
-"""``isthmus demo``: two islands over a slow link, against training in one place."""
+"""``isthmus demo``: islands over slow links, against training in one place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "demo",
-        help="two islands on this machine over a slow link, compared with training in one place",
-        description="Start two islands as processes of their own that speak TLS through a shaper which makes loopback "
+        help="islands on this machine over slow links, compared with training in one place",
+        description="Start islands as processes of their own that speak TLS through a shaper which makes loopback "
         "a long, thin link; then train the same model in one place on as many tokens, and compare.",
     )
     parser.add_argument(
@@ -45,6 +45,9 @@ def add(commands: Commands) -> None:
         metavar="MBIT",
         help="rate of the link in Mbit/s, each way (default: so low that synchronous training would crawl)",
     )
+    parser.add_argument(
+        "--islands", type=positive_int, default=2, metavar="N", help="2 to 8 islands (default: %(default)s)"
+    )
     parser.add_argument("--optimizer", default="shampoo", help="inner optimizer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="initial weights and order of data (default: %(default)s)")
     parser.set_defaults(command=run)
@@ -62,4 +65,5 @@ def run(args: argparse.Namespace) -> int:
         rate_mbit=args.rate_mbit,
         optimizer=args.optimizer,
         seed=args.seed,
+        islands=args.islands,
     )

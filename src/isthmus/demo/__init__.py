@@ -1,4 +1,4 @@
-"""``isthmus demo``: two islands over a long, thin link, and the same model trained in one place."""
+"""``isthmus demo``: islands over long, thin links, and the same model trained in one place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.checkpoint import IslandLock
 from isthmus.config import RunPaths, load_run
 from isthmus.data import Manifest, describe_manifest
 from isthmus.demo import words
-from isthmus.demo.scene import DEFAULT_STEPS, NAME, RATE_MBIT, Scene, shaped_run, write_standard
+from isthmus.demo.scene import NAME, NAMES, RATE_MBIT, Scene, default_steps, shaped_run, write_standard
 from isthmus.errors import ConfigError
 from isthmus.observe.report import write_report
 from isthmus.observe.summary import write_summary
@@ -35,6 +35,7 @@ def run_demo(
     rate_mbit: float | None,
     optimizer: str,
     seed: int,
+    islands: int = 2,
 ) -> int:
     """Run the demo; see ``isthmus demo --help``.
 
@@ -42,7 +43,10 @@ def run_demo(
         The exit code: 1 if an island failed or the islands did not end with one model.
     """
     require_known(optimizer)
-    scene = Scene(out, steps or DEFAULT_STEPS, rtt_ms / 1000, (rate_mbit or RATE_MBIT) * 1e6, optimizer, seed)
+    if islands not in range(2, len(NAMES) + 1):
+        raise ConfigError("a demo of so many islands cannot be shown", got=islands, wanted=f"2 to {len(NAMES)}")
+    rate_bits_per_s = (rate_mbit or RATE_MBIT) * 1e6
+    scene = Scene(out, steps or default_steps(islands), rtt_ms / 1000, rate_bits_per_s, optimizer, seed, islands)
     console = Console()
     _make_room(out)
     _print(console, words.introduction(scene))
@@ -55,7 +59,7 @@ def run_demo(
     console.print(words.score_table(summary), words.island_table(scene, summary))
     _print(console, words.in_step(scene, summary))
     one = words.is_one_model(summary)
-    _print(console, "One model at both islands: " + ("yes, bit for bit." if one else "NO."))
+    _print(console, f"One model at all {islands} islands: " + ("yes, bit for bit." if one else "NO."))
     _print(console, f"Report: {write_report(out)}")
     return int(not one)
 

@@ -1,9 +1,9 @@
-"""What the demo sets up: two islands of different size and precision on a shaped link, and one place beside them."""
+"""What the demo sets up: islands of different precision on shaped links, and one place beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,28 @@ BATCH = {"us-east": 18, "asia": 6}
 WINDOW_STEPS = {"us-east": 12, "asia": 28}
 """Each island's own H: windows of about as many seconds on equal cores, where small batches cost more a token."""
 
+NAMES = ("us-east", "asia", "europe", "us-west", "india", "africa", "oceania", "brazil")
+"""Islands of a demo; two of them differ in size, more are alike."""
+
+MANY_WINDOW_STEPS = 16
+MANY_FLIGHT_STEPS = 2
+"""More than two islands have log2 of their number meetings a round, each of which arrives soon."""
+
 FRAGMENTS = 4
 FLIGHT_STEPS = 4
 CALM_SHARE = 0.1
 """A run of 50 rounds gains 0.2 % from a shorter calm end than the default (docs/log.md)."""
 
 DEFAULT_STEPS = 528
-"""Steps of the larger island, if both train as many tokens: 44 rounds of every fragment."""
+"""Steps of the larger of two islands, if both train as many tokens: 44 rounds of every fragment."""
+
+
+def default_steps(islands: int) -> int:
+    """Steps of each of so many islands in which they train as many tokens together as two do by default."""
+    if islands == 2:
+        return DEFAULT_STEPS
+    return 2 * DEFAULT_STEPS * BATCH["us-east"] // (islands * max(1, STANDARD_BATCH // islands))
+
 
 RATE_MBIT = 4.0
 STANDARD_BATCH = 24
@@ -59,11 +74,34 @@ class Scene:
     rate_bits_per_s: float
     optimizer: str
     seed: int
+    islands: int = 2
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The islands."""
+        return NAMES[: self.islands]
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """Sequences a step at each island."""
+        if self.islands == 2:
+            return BATCH
+        return dict.fromkeys(self.names, max(1, STANDARD_BATCH // self.islands))
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """H of each island."""
+        return WINDOW_STEPS if self.islands == 2 else dict.fromkeys(self.names, MANY_WINDOW_STEPS)
+
+    @property
+    def precisions(self) -> dict[str, str]:
+        """The numeric precision of each island; every second one has another."""
+        return {name: second_precision() if place % 2 else "fp32" for place, name in enumerate(self.names)}
 
     @property
     def token_budget(self) -> int:
-        """Tokens of the joint run: both islands train about as many."""
-        return 2 * self.steps * BATCH["us-east"] * SEQUENCE_LENGTH
+        """Tokens of the joint run: all islands train about as many."""
+        return self.islands * self.steps * self.batches["us-east"] * SEQUENCE_LENGTH
 
     @property
     def gradient_bytes(self) -> int:
@@ -83,36 +121,25 @@ def second_precision() -> str:
 
 @contextmanager
 def shaped_run(scene: Scene) -> Iterator[RunPaths]:
-    """Files of the joint run, with a shaper before the one island that can be reached."""
-    address = free_address()
-    options = ShaperOptions(
-        listen="127.0.0.1:0",
-        target=address,
-        rtt_s=scene.rtt_s,
-        rate_bits_per_s=scene.rate_bits_per_s,
-    )
-    with ShaperProcess(options) as shaper:
+    """Files of the joint run, with a shaper before every island that can be reached: all but the first."""
+    with ExitStack() as shapers:
         tables = run_tables(scene, NAME, scene.token_budget, LEARNING_RATE[scene.optimizer]["joint"])
-        links = {"us-east": "127.0.0.1:0", "asia": address}
-        addresses = {"us-east": (), "asia": (shaper.address,)}
-        precisions = {"us-east": "fp32", "asia": second_precision()}
-        rate_mbit = scene.rate_bits_per_s / 1e6
-        write_run(
-            scene.out,
-            tables,
-            [
-                NewIsland(
-                    name,
-                    {
-                        "island": island_table(BATCH[name], precisions[name], threads=1, window=WINDOW_STEPS[name]),
-                        "link": {"listen": links[name], "rate_mbit": rate_mbit},
-                    },
-                    addresses=addresses[name],
-                )
-                for name in BATCH
-            ],
-        )
+        islands = [_island(scene, scene.names[0], "127.0.0.1:0", ())]
+        for name in scene.names[1:]:
+            address = free_address()
+            options = ShaperOptions(
+                listen="127.0.0.1:0", target=address, rtt_s=scene.rtt_s, rate_bits_per_s=scene.rate_bits_per_s
+            )
+            shaper = shapers.enter_context(ShaperProcess(options))
+            islands.append(_island(scene, name, address, (shaper.address,)))
+        write_run(scene.out, tables, islands)
         yield RunPaths(scene.out)
+
+
+def _island(scene: Scene, name: str, listen: str, addresses: tuple[str, ...]) -> NewIsland:
+    own = island_table(scene.batches[name], scene.precisions[name], threads=1, window=scene.windows[name])
+    link = {"listen": listen, "rate_mbit": scene.rate_bits_per_s / 1e6}
+    return NewIsland(name, {"island": own, "link": link}, addresses=addresses)
 
 
 def write_standard(scene: Scene, tokens: int) -> RunPaths:
@@ -134,9 +161,10 @@ def run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> di
         "run": {"name": name, "seed": scene.seed, "token_budget": tokens},
         "model": {"preset": PRESET},
         "mixing": {
-            "window_steps": WINDOW_STEPS["us-east"],
+            "window_steps": scene.windows["us-east"],
             "fragments": FRAGMENTS,
-            "flight_steps": FLIGHT_STEPS,
+            "flight_steps": FLIGHT_STEPS if scene.islands == 2 else MANY_FLIGHT_STEPS,
+            "meetings": (scene.islands - 1).bit_length(),
             "calm_share": CALM_SHARE,
         },
         "train": {

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from isthmus.demo.scene import BATCH, PRESET, Scene, second_precision
+from isthmus.demo.scene import PRESET, Scene
 from isthmus.model import num_parameters, preset
 from isthmus.units import format_bytes, format_count, format_duration, format_rate
 
@@ -18,10 +18,13 @@ def introduction(scene: Scene) -> str:
     """What is about to happen, and why not in step."""
     rate, rtt = format_rate(scene.rate_bits_per_s), f"{scene.rtt_s * 1000:.0f} ms"
     gradient = format_bytes(scene.gradient_bytes)
+    who = [
+        f"{name} ({_PRECISION_WORDS.get(precision, precision)}, {scene.batches[name]} sequences a step)"
+        for name, precision in scene.precisions.items()
+    ]
     return (
-        f"Two islands, us-east (fp32, {BATCH['us-east']} sequences a step) and asia "
-        f"({_PRECISION_WORDS[second_precision()]}, {BATCH['asia']} sequences), train one sparse mixture-of-experts "
-        f"model of {format_count(num_parameters(preset(PRESET)).total)} parameters, each on its own half of the data.\n"
+        f"{len(who)} islands, {', '.join(who[:-1])} and {who[-1]}, train one sparse mixture-of-experts "
+        f"model of {format_count(num_parameters(preset(PRESET)).total)} parameters, each on its own part of the data.\n"
         f"Between them: TLS over a link of {rate} and {rtt} round trip. Training in step over it would send {gradient} "
         f"of gradients each way a step: {gradient} x 8 / {rate} + {rtt} = {format_duration(scene.in_step_link_s)} "
         "a step on the link alone.\n"
