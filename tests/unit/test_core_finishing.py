@@ -10,7 +10,7 @@ from isthmus import schedule
 from isthmus.codec import WHOLE_CODEC
 from isthmus.session.orders import Arrive, Depart, Mode
 from isthmus.session.trade import LOSSLESS
-from isthmus.terms import TAG_BITS, Ending, PeerDown, Phase, Pulse, Standing
+from isthmus.terms import TAG_BITS, Ending, LinkAlarm, PeerDown, Phase, Pulse, Standing
 from lone_core import LoneCore, headers, published, sent
 from toy_islands import make_plans
 from toy_world import Faults, World
@@ -364,3 +364,11 @@ def test_a_restart_in_the_middle_of_the_end_ends_all_the_same():
     world["birch"].finish()
     assert world.run(50.0, lambda: done(world, "ash", "birch"))
     assert settled(world, "ash", "birch") and not world["ash"].core.provisional
+
+
+def test_that_an_island_leaves_once_it_is_done_is_no_alarm():
+    core = LoneCore(num_islands=3)
+    core.start()
+    core.pulse_from("birch", Phase.DONE)
+    assert not core.feed(LinkAlarm("birch", "cannot be reached"))
+    assert core.feed(LinkAlarm("cedar", "cannot be reached")) == [Warn("cannot be reached", "cedar")]

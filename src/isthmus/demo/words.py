@@ -11,6 +11,9 @@ from isthmus.demo.scene import PRESET, Scene
 from isthmus.model import num_parameters, preset
 from isthmus.units import format_bytes, format_count, format_duration, format_rate
 
+MOST_COLUMNS = 3
+"""More islands than this are rows of a table, not columns."""
+
 _PRECISION_WORDS = {"bf16-autocast": "bf16 autocast", "bf16-weights": "bf16 weights, fp32 masters and products"}
 
 
@@ -53,9 +56,11 @@ def score_table(summary: dict[str, Any]) -> Table:
 def island_table(scene: Scene, summary: dict[str, Any]) -> Table:
     """What each island trained and what its link did."""
     limit = format_rate(scene.rate_bits_per_s)
-    table = Table(title=f"Islands on a link of {limit} each way", title_justify="left")
+    table = Table(title=f"Islands on links of {limit} each way", title_justify="left")
     table.add_column("", no_wrap=True)
     islands = summary["islands"]
+    if len(islands) > MOST_COLUMNS:
+        return _island_rows(table, islands)
     for name in islands:
         table.add_column(name, justify="right")
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -72,6 +77,25 @@ def island_table(scene: Scene, summary: dict[str, Any]) -> Table:
     }
     for title, cell in rows.items():
         table.add_row(title, *(cell(island) for island in islands.values()))
+    return table
+
+
+def _island_rows(table: Table, islands: dict[str, dict[str, Any]]) -> Table:
+    """The same in short for many islands, one a row."""
+    for title in ("steps", "tokens", "rounds", "sent", "B/param/round", "mean rate", "blocked", "in step()"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, island in islands.items():
+        table.add_row(
+            name,
+            f"{island['steps']:,}",
+            format_count(island["tokens"]),
+            str(island["rounds"]),
+            format_bytes(island["sent_bytes"]),
+            f"{island['bytes_per_parameter_and_round'] or 0.0:.2f}",
+            _rate(island, "mean"),
+            f"{island['blocked_share'] or 0.0:.1%}",
+            f"{island['sync_share'] or 0.0:.1%}",
+        )
     return table
 
 

@@ -207,13 +207,14 @@ class Meeting(Common, frozen=True, kw_only=True, tag_field="kind", tag="meeting"
 
 
 class PeerChange(Common, frozen=True, kw_only=True, tag_field="kind", tag="peer"):
-    """A peer can be reached, or no longer can; ``reason`` is for people."""
+    """A peer can be reached, or no longer can; ``reason`` is for people. ``ended``: it was done, and has left."""
 
     peer: str
     up: bool
     reason: str = ""
     incarnation: int = 0
     rtt_s: float | None = None
+    ended: bool = False
 
 
 class Alarm(Common, frozen=True, kw_only=True, tag_field="kind", tag="alarm"):

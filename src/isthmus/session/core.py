@@ -222,10 +222,14 @@ class Core:
             case PublicationReceived(peer, signed) if peer in self.plan.peers:
                 if self._trade.receive(peer, signed.header):
                     self.company.hold(peer, signed)
-            case LinkAlarm(peer, what):
+            case LinkAlarm(peer, what) if not self._has_ended(peer):
                 self._outbox.append(Warn(what, peer))
             case _:
                 pass
+
+    def _has_ended(self, peer: str | None) -> bool:
+        """Whether a peer has said that it is done: that it leaves is no news."""
+        return peer in self.plan.peers and self.memory.peers[peer].phase is Phase.DONE
 
     def _take_result(self, result: Result) -> None:
         match result:

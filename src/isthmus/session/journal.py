@@ -17,6 +17,7 @@ from isthmus.terms import (
     LinkSample,
     PeerDown,
     PeerUp,
+    Phase,
     PublicationReceived,
     PublicationSent,
 )
@@ -128,7 +129,9 @@ class Journal:
                         records.PeerChange(**self.stamp(), peer=peer, up=True, incarnation=incarnation, rtt_s=rtt_s)
                     )
                 case PeerDown(peer, reason):
-                    self.write(records.PeerChange(**self.stamp(), peer=peer, up=False, reason=reason))
+                    known = self._memory.peers.get(peer)
+                    ended = known is not None and known.phase is Phase.DONE
+                    self.write(records.PeerChange(**self.stamp(), peer=peer, up=False, reason=reason, ended=ended))
                 case PublicationSent():
                     self._sent(event)
                 case PublicationReceived():
