@@ -8,7 +8,7 @@ import pytest
 
 from isthmus import schedule
 from isthmus.codec import WHOLE_CODEC
-from isthmus.session.orders import Arrive, Depart, Mode
+from isthmus.session.orders import Arrive, Depart, Mode, Warn
 from isthmus.session.trade import LOSSLESS
 from isthmus.terms import TAG_BITS, Ending, LinkAlarm, PeerDown, Phase, Pulse, Standing
 from lone_core import LoneCore, headers, published, sent

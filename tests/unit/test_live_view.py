@@ -7,6 +7,7 @@ from rich.console import Console, RenderableType
 
 from isthmus.clock import VirtualClock
 from isthmus.observe import View
+from isthmus.observe.events import describe
 from isthmus.observe.records import Alarm, Departure, Meeting, PeerChange, Waiting
 from synthetic_run import START_WALL_S, Island, joint_islands, write_run
 
@@ -185,3 +186,9 @@ def test_a_view_is_finished_when_every_island_has_written_its_last_record(tmp_pa
     append(tmp_path, asia, *[r for r in sorted(whole.records, key=lambda r: r.wall_s) if r.wall_s > START_WALL_S + 3])
     view.render()
     assert view.finished
+
+
+def test_a_peer_that_has_ended_and_left_is_no_warning():
+    island = Island("us-east", "asia", 1, 0)
+    told = describe(PeerChange(**island.at(1.0, 1), peer="asia", up=False, ended=True))
+    assert (told.severity, told.text) == ("info", "asia has ended and left")

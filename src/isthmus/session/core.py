@@ -229,7 +229,8 @@ class Core:
 
     def _has_ended(self, peer: str | None) -> bool:
         """Whether a peer has said that it is done: that it leaves is no news."""
-        return peer in self.plan.peers and self.memory.peers[peer].phase is Phase.DONE
+        known = None if peer is None else self.memory.peers.get(peer)
+        return known is not None and known.phase is Phase.DONE
 
     def _take_result(self, result: Result) -> None:
         match result:
