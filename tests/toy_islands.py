@@ -246,6 +246,8 @@ class ToyIsland:
         coded = first.reference.ljust(32, b"\0") + f"{self.name} {first.publication}".encode()
         if first.codec == WHOLE_CODEC:
             coded = self.held.slow[first.fragment]
+        elif first.ending:
+            coded = b""
         self.payloads.put(whole[0], memoryview(coded))
         for header in whole:
             self._carry(header)
@@ -278,12 +280,16 @@ class ToyIsland:
         for peer, theirs in zip(order.peers, order.theirs, strict=True):
             self._enter(order, peer, theirs, before, digest.digest())
         self.modes[order.mode] += 1
-        self._train(order.fragment, digest.digest())
+        if order.mode is not Mode.CORRECT or weights[order.place] != 1.0:  # a correction of nothing changes nothing
+            self._train(order.fragment, digest.digest())
         return Arrived(order.peers, order.fragment, digest.digest())
 
     def _merge(self, order: Arrive, said: list[bytes], before: bytes) -> Result:
         """The mean of what both hold: of one that has all the weight just that, else bits that only their sum has."""
         weights = merge_weights(order)
+        assert all(each or not weight for each, weight in zip(said, weights, strict=True)), (
+            f"nothing has weight: {order}"
+        )
         terms = [(each, weight) for each, weight in zip(said, weights, strict=True) if weight]
         outcome = terms[0][0] if len(terms) == 1 else hashlib.sha256(repr(terms).encode()).digest()
         self._enter(order, order.peers[0], order.theirs[0], before, outcome)

@@ -14,12 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from isthmus.terms import EndPlan, EndStep, Standing
 
 MAX_SLOTS = 64
-"""Plan numbers leave room for so many authors."""
+"""Plan numbers leave room for so many authors ..."""
+
+MAX_INCARNATIONS = 1024
+"""... and so many starts of each."""
 
 
-def next_number(known: Sequence[int], slot: int) -> int:
-    """A plan number above all known ones, which no island of another slot would choose."""
-    return (max(known, default=0) // MAX_SLOTS + 1) * MAX_SLOTS + slot
+def next_number(known: Sequence[int], slot: int, incarnation: int = 0) -> int:
+    """A plan number above all known ones, which no other island would choose, nor this one after a restart."""
+    starts = MAX_SLOTS * MAX_INCARNATIONS
+    return (max(known, default=0) // starts + 1) * starts + incarnation % MAX_INCARNATIONS * MAX_SLOTS + slot
 
 
 def plan_end(
@@ -27,8 +31,8 @@ def plan_end(
 ) -> EndPlan | None:
     """The plan for the islands that stand at the end; None where they are not all connected.
 
-    If one of them holds the outcome of an earlier plan whole, all take that: the newest such outcome, for of several
-    only the newest can be what a majority holds. Otherwise their weights are merged.
+    If one of them holds the outcome of an earlier plan whole, all take that: of several the one with the newest vote,
+    for only that can be what a majority has voted for. Otherwise their weights are merged.
 
     Args:
         standings: The newest word of every island that takes part.
@@ -38,7 +42,7 @@ def plan_end(
         number: Its number.
     """
     members = sorted(standings, key=slots.__getitem__)
-    held = max(each.result for each in standings.values())
+    base, held = max((each.vote, each.result) for each in standings.values())
     links = reachable(standings)
     if held:
         holders = [name for name in members if standings[name].result == held]
@@ -64,6 +68,7 @@ def plan_end(
         members=tuple(members),
         steps=tuple(steps),
         result=held or number,
+        base=base,
         binding=2 * len(members) > len(slots),
     )
 
@@ -125,6 +130,8 @@ def _spread(sources: Sequence[str], members: Sequence[str], links: Mapping[str, 
 
 
 def _step(one: str, other: str, one_mass: int, other_mass: int, slots: Mapping[str, int]) -> EndStep:
+    if not one_mass and not other_mass:  # somebody must say something
+        one_mass = 1
     if slots[one] < slots[other]:
         return EndStep(low=one, high=other, low_mass=one_mass, high_mass=other_mass)
     return EndStep(low=other, high=one, low_mass=other_mass, high_mass=one_mass)

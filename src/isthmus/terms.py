@@ -141,7 +141,9 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         reach: Islands that it can reach.
         plan: The plan that it follows, 0 if none.
         done: Meetings done under that plan, over all fragments.
-        result: The plan whose outcome it holds whole, 0 if none. An outcome that binds nobody is not told.
+        result: The plan that made the outcome that it holds whole, 0 if none. One that binds nobody is not told.
+        vote: The newest plan under which it held that outcome, all members following it; 0 if none, or if it may have
+            forgotten a vote.
         digest: SHA-256 over the hashes of that outcome's fragments.
     """
 
@@ -151,6 +153,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     plan: int = 0
     done: int = 0
     result: int = 0
+    vote: int = 0
     digest: bytes = b""
 
     def says_more(self, other: Standing) -> bool:
@@ -185,6 +188,7 @@ class EndPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         members: The islands of this plan, by slot.
         steps: The meetings.
         result: The plan whose outcome it brings about: itself, or an earlier one that some members hold already.
+        base: The newest vote of any member, 0 if none has voted; the result is what that vote was for.
         binding: Whether more than half of the run's islands take part. Otherwise the outcome is provisional.
     """
 
@@ -194,6 +198,7 @@ class EndPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     members: tuple[str, ...]
     steps: tuple[EndStep, ...]
     result: int
+    base: int
     binding: bool
 
     def of(self, name: str) -> tuple[tuple[int, EndStep], ...]:

@@ -21,9 +21,16 @@ def finishing(core: LoneCore) -> list:
     return core.feed()
 
 
-def standing_of(name: str, *, number: int = 1, mass: int = 100, result: int = 0) -> Ending:
+def standing_of(name: str, *, number: int = 1, mass: int = 100, **fields: int) -> Ending:
     """What a peer says at its end."""
-    return Ending(standings={name: Standing(number=number, mass=mass, reach=("ash",), result=result)})
+    return Ending(standings={name: Standing(number=number, mass=mass, reach=("ash",), **fields)})
+
+
+def at_the_end_with_birch(core: LoneCore, **fields: int) -> list:
+    """Birch is at the end, too, and follows the plan that is then made; all that ash does."""
+    orders = finishing(core) + core.say("birch", standing_of("birch", **fields))
+    number = next(message.plan.number for message in sent(orders, Ending) if message.plan is not None)
+    return orders + core.say("birch", standing_of("birch", number=2, plan=number, **fields))
 
 
 def done(world: World, *names: str) -> bool:
@@ -46,8 +53,7 @@ def test_when_both_are_at_the_end_the_lowest_slot_plans_one_meeting_and_every_fr
     core = LoneCore(num_fragments=2, window_steps=50)
     core.start()
     core.step()
-    assert published(finishing(core)) == []
-    orders = core.say("birch", standing_of("birch"))
+    orders = at_the_end_with_birch(core)
     plans = [message.plan for message in sent(orders, Ending) if message.plan is not None]
     assert plans[-1].members == ("ash", "birch") and plans[-1].binding
     assert sorted(published(orders)) == [("birch", 0), ("birch", 1)]
@@ -59,8 +65,7 @@ def test_the_mass_of_an_island_is_its_tokens_of_the_last_window():
     core.start()
     core.step(9)
     core.publish_from("birch", 7)
-    finishing(core)
-    orders = core.say("birch", standing_of("birch", mass=50))
+    orders = at_the_end_with_birch(core, mass=50)
     (plan,) = {message.plan for message in sent(orders, Ending)} - {None}
     (step,) = plan.steps
     assert (step.low_mass, step.high_mass) == (400, 50)
@@ -71,13 +76,13 @@ def test_the_outcome_is_the_runs_once_most_islands_hold_it():
     core = LoneCore()
     core.start()
     core.step()
-    finishing(core)
-    core.say("birch", standing_of("birch"))
+    at_the_end_with_birch(core)
     tag = core.edge("birch").mine.ending
+    number = tag >> TAG_BITS
     orders = core.publish_from("birch", 7, codec=WHOLE_CODEC, ending=tag, weight_tokens=100, run_tokens=100)
     assert [order.mode for order in orders if isinstance(order, Arrive)] == [Mode.MERGE]
     assert core.core.phase is Phase.FINISHING and core.core.provisional
-    core.say("birch", standing_of("birch", number=2, result=tag >> TAG_BITS))
+    core.say("birch", standing_of("birch", number=3, plan=number, result=number, vote=number))
     assert core.core.phase is Phase.DONE and not core.core.provisional
 
 

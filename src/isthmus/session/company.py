@@ -163,6 +163,10 @@ class Company:
         self.heard, self.misfits, self.other_start = state.heard, state.misfits, state.other_start
         self._alive, self._hello_at_s = state.alive, state.hello_at_s
 
+    def gives(self, peer: str) -> bool:
+        """Whether a newcomer can ask this peer for the run's weights; it can, too, when that is done."""
+        return peer in self.takers(self._alive) and self._memory.peers[peer].complete
+
     def answers(self, peer: str) -> bool:
         """Whether this peer can be reached and answers knocks."""
         known = self._memory.peers[peer]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from isthmus import schedule
 from isthmus.session.company import Company
 from isthmus.session.ending import RunEnd
-from isthmus.session.frozen import CoreState
+from isthmus.session.frozen import CoreState, EndingState
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.mesh import MeshTrade
 from isthmus.session.orders import (
@@ -29,7 +29,7 @@ from isthmus.session.orders import (
     Warn,
     Withheld,
 )
-from isthmus.session.trade import Trade
+from isthmus.session.trade import NO_PLAN, Trade
 from isthmus.terms import (
     Ending,
     LinkAlarm,
@@ -69,6 +69,8 @@ class Core:
         self._saved_step = memory.step
         memory.sequence = 0
         memory.finishing = False
+        if memory.end_plan:
+            self._trade.freeze_meetings(NO_PLAN)
 
     @property
     def progress(self) -> float:
@@ -117,17 +119,20 @@ class Core:
         """
         if self.plan.peers and self.met_last:
             self.phase = Phase.DONE
+            self._ending.begin(now_s, over=True)
             return
         self.phase = Phase.FINISHING
         self._waiting_since_s = now_s
         self.memory.finishing = True
         self.memory.final.clear()
         self._ending.begin(now_s)
-        self._outbox.extend(Depart(fragment, *schedule.CALM) for fragment in self.plan.fragments)
+        if not self.memory.end_result:
+            self._outbox.extend(Depart(fragment, *schedule.CALM) for fragment in self.plan.fragments)
 
     def leave(self) -> None:
         """Let every fragment depart now, out of turn: what this island has trained may yet reach a partner."""
-        if self.phase is Phase.TRAINING and self.memory.complete and self.plan.peers:
+        trades = self.memory.complete and self.plan.peers and not self.memory.end_plan
+        if self.phase is Phase.TRAINING and trades:
             self._outbox.extend(self._depart(fragment) for fragment in self.plan.fragments)
 
     def advance(self, step: int, events: Iterable[Event], now_s: float) -> list[Order]:
@@ -176,9 +181,13 @@ class Core:
             waiting_since_s=self._waiting_since_s,
             saved_step=self._saved_step,
             withheld=self._trade.freeze(),
-            ending=self._ending.freeze(),
+            ending=self.freeze_end(),
             company=self.company.freeze(),
         )
+
+    def freeze_end(self) -> EndingState:
+        """Of that what the end of the run is about."""
+        return self._ending.freeze()
 
     def thaw(self, state: CoreState, memory: Memory) -> None:
         """Go on from what ``freeze`` gave, with the memory of that moment."""
@@ -316,6 +325,8 @@ class Core:
         self.phase = Phase.JOINING
         self.memory.complete = False
         self.memory.adopted.clear()
+        at_the_end = (Phase.FINISHING, Phase.DONE)
+        self.memory.may_vote &= not any(peer.phase in at_the_end for peer in self.memory.peers.values())
         self._trade.change_standing()
         self.company.say_hello_to_all()
         self._outbox.append(Warn(why))
@@ -327,7 +338,7 @@ class Core:
         self.company.say_hello_to_all()
 
     def _train(self, step: int) -> None:
-        if step > self.memory.departed_step:
+        if step > self.memory.departed_step and not self.memory.end_plan:  # what was promised at the end stays as it is
             self.memory.departed_step = step
             due = schedule.departures(step, window_steps=self.plan.window_steps, num_fragments=len(self.plan.initial))
             self._outbox.extend(map(self._depart, due))

@@ -4,25 +4,25 @@ Every island says where it stands, and passes on what it hears. When all stand a
 enough, the lowest slot of those present signs a plan (``end_plan.py``), and its members hold the meetings in it. A
 member that is lost on the way is left out of the next plan: each keeps its fast weights as they were, and merges anew.
 
-Nobody calls an outcome the run's before more than half of the run's islands hold it whole. A plan binds only with more
-than half of them as members, no member follows a plan that would put aside what it holds, unless for a newer outcome,
-and none goes on with an older plan. So of two outcomes that were both called the run's, some island would have held one
-and taken part in the other: there is but one, whatever was lost or cut off in between.
+What the run's outcome is, is decided as in Paxos. A plan is a ballot: a member that follows one goes on with no older
+one, and begins its meetings only when it has heard that all members follow. It binds only with more than half of the
+run's islands as members. Who then holds its outcome whole votes for it. A plan says the newest vote of its members, and
+brings about what that was for; a member with a newer vote for something else does not follow. An outcome is the run's
+once more than half of the islands have voted for it in one plan. Promises and votes are saved before they are told.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
-
-import msgspec
 
 from isthmus import meeting
 from isthmus.end_plan import next_number, plan_end
 from isthmus.session.company import Company
 from isthmus.session.frozen import EndingState
 from isthmus.session.memory import Memory, Plan
-from isthmus.session.orders import Order, Restore, Send, Warn
+from isthmus.session.orders import Order, Restore, Save, Send, Warn
 from isthmus.session.trade import Trade
 from isthmus.terms import Ending, EndPlan, EndStep, Phase, Standing
 
@@ -50,7 +50,7 @@ class RunEnd:
             at=[0 for _ in plan.fragments], outcome=[b"" for _ in plan.fragments],
             merged=False, over=False,
         )  # fmt: skip
-        self._news = False
+        self._news = self._unsaved = False
 
     # -- what others may ask -------------------------------------------------------------------------------------------
 
@@ -67,15 +67,15 @@ class RunEnd:
             return tuple(sorted(self._expected() - state.standings.keys()))
         partners = {step.other(self._plan.name) for _, _, step in self._open_steps()}
         if not partners:
-            partners = {name for name in self._present() if self._result_of(name) != state.plan.result}
+            partners = {name for name, each in self._present().items() if not _has_voted(each, state.plan)}
         return tuple(sorted(partners - {self._plan.name}))
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
-    def begin(self, now_s: float) -> None:
-        """The training is over."""
+    def begin(self, now_s: float, *, over: bool = False) -> None:
+        """The training is over, or, where the island is started again, the end itself."""
         state = self._state
-        state.begun_s, state.over, state.since_s = now_s, False, now_s
+        state.begun_s, state.over, state.since_s = now_s, over, now_s
 
     def hear(self, peer: str, ending: Ending, now_s: float) -> None:
         """Take in what a peer knows."""
@@ -85,7 +85,9 @@ class RunEnd:
             if name == self._plan.name or name not in self._slots or (known and known.number >= standing.number):
                 continue
             if known is None or standing.says_more(known):
-                self._news, state.since_s = True, now_s
+                self._news = True
+            if known is None or _progress(standing) != _progress(known):
+                state.since_s = now_s
             state.standings[name], state.heard_at_s[name] = standing, now_s
         if ending.plan is not None:
             self._consider(ending.plan, ending.signature, now_s)
@@ -109,37 +111,38 @@ class RunEnd:
         if self._trade.cannot_publish:
             self._give_up()
             return
+        for fragment in self._plan.fragments:
+            self._trade.close(fragment)
+        if self._outbox:
+            return
         if state.plan is None:
-            for fragment in self._plan.fragments:
-                self._trade.close(fragment)
             waited = now_s - state.begun_s >= self._plan.finish_wait_s
-            if self._outbox or not (self._trade.is_quiet or waited):
+            if not (self._trade.is_quiet or waited or self._memory.end_plan):
                 return
         self._say(now_s)
         self._lead(now_s)
-        if state.plan is not None:
+        if state.plan is not None and self._all_follow(state.plan):
             self._hold_meetings()
+            self._vote(state.plan)
             self._say(now_s)
         self._conclude(now_s)
-        self._pass_on(now_s)
+        self._pass_on()
 
     # -- standing ------------------------------------------------------------------------------------------------------
 
     def _say(self, now_s: float) -> None:
         """Say where this island stands, if that is news or was not said for a while."""
-        state, known = self._state, self._state.standings.get(self._plan.name)
-        result, digest = (known.result, known.digest) if known else (0, b"")
-        if state.plan is not None and state.plan.binding and self._has_outcome:
-            result = state.plan.result
-            digest = hashlib.sha256(b"".join(state.outcome)).digest() if any(state.outcome) else digest
+        state, memory = self._state, self._memory
+        known = state.standings.get(self._plan.name)
         said = Standing(
             number=self._incarnation << 32 | ((known.number if known else 0) + 1) & 0xFFFFFFFF,
             mass=known.mass if known else self._mass(),
             reach=tuple(self._company.living),
-            plan=state.plan.number if state.plan else 0,
+            plan=memory.end_plan,
             done=sum(state.at),
-            result=result,
-            digest=digest,
+            result=memory.end_result,
+            vote=memory.end_vote,
+            digest=memory.end_digest,
         )
         stale = now_s - state.said_at_s >= self._plan.hello_every_s
         if known is None or said.says_more(known) or stale:
@@ -153,7 +156,10 @@ class RunEnd:
             return 0
         return min(memory.tokens, round(memory.tokens * self._plan.window_steps / memory.step))
 
-    def _pass_on(self, now_s: float) -> None:
+    def _pass_on(self) -> None:
+        if self._unsaved:
+            self._unsaved = False
+            self._outbox.append(Save(durable=True))
         if self._news:
             self._news, state = False, self._state
             message = Ending(standings=dict(state.standings), plan=state.plan, signature=state.signature)
@@ -174,10 +180,6 @@ class RunEnd:
             name: standing for name, standing in state.standings.items() if now_s - state.heard_at_s[name] < patience_s
         }
 
-    def _result_of(self, name: str) -> int:
-        standing = self._state.standings.get(name)
-        return standing.result if standing else 0
-
     # -- plans ---------------------------------------------------------------------------------------------------------
 
     def _lead(self, now_s: float) -> None:
@@ -190,13 +192,13 @@ class RunEnd:
             return
         if state.plan is not None and not self._fails(state.plan, present, waited=waited):
             return
-        numbers = [each.plan for each in state.standings.values()] + ([state.plan.number] if state.plan else [])
+        known = [self._memory.end_plan, *(each.plan for each in state.standings.values())]
         plan = plan_end(
             present,
             self._slots,
             run=self._plan.run,
             author=self._plan.name,
-            number=next_number(numbers, self._plan.slot),
+            number=next_number(known, self._plan.slot, self._incarnation),
         )
         if plan is not None and len(plan.members) > 1 and self._allows(plan):
             self._follow(plan, b"", now_s)
@@ -205,16 +207,20 @@ class RunEnd:
         """Whether a plan does not bring those that are present to one outcome."""
         if not plan.binding and 2 * len(present) <= len(self._slots):
             return False
-        lacking = {name for name, each in present.items() if each.result != plan.result}
+        lacking = {name for name, each in present.items() if not _has_voted(each, plan)}
         lost = not set(plan.members) <= present.keys()
-        refused = any(each.result > plan.result for each in present.values())
+        refused = any(each.vote > plan.base and each.result != plan.result for each in present.values())
         outside = not lacking <= set(plan.members)
         return bool(lacking) and (lost or refused or outside or waited)
 
     def _allows(self, plan: EndPlan) -> bool:
-        """Whether this island may follow a plan: it does not put aside what is held here, but for a newer outcome."""
-        held = self._result_of(self._plan.name)
-        return not held or (plan.result != plan.number and plan.result >= held)
+        """Whether this island may follow a plan: it is no older one, and takes its vote into account."""
+        memory = self._memory
+        if plan.number < memory.end_plan:
+            return False
+        if not memory.end_vote or plan.result == memory.end_result:
+            return True
+        return plan.binding and memory.end_vote < plan.base and not memory.final
 
     def _consider(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
         state = self._state
@@ -223,15 +229,35 @@ class RunEnd:
             self._follow(plan, signature, now_s)
 
     def _follow(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
-        state, name = self._state, self._plan.name
-        if self._result_of(name) != plan.result:
+        state, memory = self._state, self._memory
+        if memory.end_result != plan.result:
             self._restore()
-            if name in state.standings:
-                state.standings[name] = msgspec.structs.replace(state.standings[name], result=0, digest=b"")
+            memory.end_result, memory.end_vote, memory.end_digest = 0, 0, b""
+        memory.end_plan = plan.number
         state.plan, state.signature, state.since_s = plan, signature, now_s
-        state.at = [0 for _ in self._plan.fragments]
+        made_it = plan.number in (memory.end_vote, memory.end_result)  # before a restart
+        state.at = [len(self._own_steps()) if made_it else 0 for _ in self._plan.fragments]
         self._trade.freeze_meetings(plan.number)
-        self._news = True
+        self._news = self._unsaved = True
+
+    def _all_follow(self, plan: EndPlan) -> bool:
+        """Whether all members of a plan have said that they go on with no older one."""
+        standings = self._state.standings
+        return all(name in standings and standings[name].plan == plan.number for name in plan.members)
+
+    def _vote(self, plan: EndPlan) -> None:
+        """Vote for the outcome of a plan that is held whole."""
+        memory, outcome = self._memory, self._state.outcome
+        if not plan.binding or not self._has_outcome or (memory.end_result, memory.end_vote) == self._voted(plan):
+            return
+        if memory.end_result != plan.result:
+            memory.end_digest = hashlib.sha256(b"".join(outcome)).digest()
+        memory.end_result, memory.end_vote = self._voted(plan)
+        self._unsaved = True
+
+    def _voted(self, plan: EndPlan) -> tuple[int, int]:
+        """Result and vote of this island once it has voted; one that may have forgotten a vote does not."""
+        return plan.result, plan.number if self._memory.may_vote else 0
 
     # -- meetings ------------------------------------------------------------------------------------------------------
 
@@ -274,12 +300,12 @@ class RunEnd:
         state = self._state
         if state.over or self._outbox:
             return
-        own = self._result_of(self._plan.name)
-        holders = [name for name, each in state.standings.items() if each.result == own]
-        if own and 2 * len(holders) > len(self._slots):
-            self._compare(own, holders)
+        own = self._memory.end_result
+        votes = Counter(each.vote for each in state.standings.values() if each.vote and each.result == own)
+        if own and 2 * max(votes.values(), default=0) > len(self._slots):
+            self._compare(own)
             self._memory.final.update(self._plan.fragments)
-            state.over = True
+            self._unsaved = state.over = True
             return
         provisional = state.plan is not None and not state.plan.binding and self._has_outcome
         alone = self._expected() == {self._plan.name}
@@ -287,7 +313,7 @@ class RunEnd:
         if provisional or (alone and not own) or now_s - state.since_s >= patience * self._plan.finish_wait_s:
             if not provisional and not own:
                 self._restore()
-            state.over = True
+            state.over, state.begun_s = True, None  # what it exports is its own: others go on without it
 
     def _give_up(self) -> None:
         """End with one's own weights, which cannot be published, and let the others end without this island."""
@@ -296,15 +322,13 @@ class RunEnd:
 
     def _restore(self) -> None:
         """Let the slow weights be what they were when the end began, if meetings of the end have changed them."""
-        if self._state.merged:
+        if self._state.merged or self._memory.end_result:
             self._outbox.extend(Restore(fragment) for fragment in self._plan.fragments)
         self._state.merged = False
 
-    def _compare(self, result: int, holders: list[str]) -> None:
-        own = self._state.standings[self._plan.name].digest
-        for name in holders:
-            digest = self._state.standings[name].digest
-            if own and digest and digest != own:
+    def _compare(self, result: int) -> None:
+        for name, each in self._state.standings.items():
+            if each.result == result and each.digest != self._memory.end_digest:
                 self._outbox.append(Warn(f"{name} ended the run with other weights than this island", name))
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -318,3 +342,13 @@ class RunEnd:
         self._state = state
         if state.plan is not None:
             self._trade.freeze_meetings(state.plan.number)
+
+
+def _progress(standing: Standing) -> tuple[int, int, int, int]:
+    """What of a standing shows that the end goes on."""
+    return standing.plan, standing.done, standing.result, standing.vote
+
+
+def _has_voted(standing: Standing, plan: EndPlan) -> bool:
+    """Whether an island holds a plan's outcome, and has voted for it, if it may."""
+    return standing.result == plan.result and standing.vote in (0, plan.number)

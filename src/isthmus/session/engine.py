@@ -152,6 +152,7 @@ class Engine:
         self._leaves = True
         self.core.leave()
         self.pump()
+        self._outgoing.hand_over_landed(hurry=True)
 
     @property
     def has_sent(self) -> bool:
@@ -298,8 +299,8 @@ class Engine:
             case Clear(peer, fragment):
                 self.slow.clear(peer, fragment)
                 self._coder.forget(peer, fragment)
-            case Save():
-                self.save(wait=False)
+            case Save(durable):
+                self.save(wait=durable)
             case Warn(what, peer):
                 self._warn(what, peer)
         return None

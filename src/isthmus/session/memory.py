@@ -101,6 +101,11 @@ class Memory(msgspec.Struct, kw_only=True):
         peers: Per partner, what is known of it.
         finishing: Whether the island is at the end of its run.
         final: Fragments whose last meeting of the run is done.
+        end_plan: The newest plan for the end that this island follows: it goes on with no older one.
+        end_vote: The newest plan that it has voted for, and
+        end_result: the plan that made the outcome, which its slow weights are;
+        end_digest: a digest of that.
+        may_vote: Whether it remembers all its votes; not if it lost its disk when others were at the end.
     """
 
     step: int = 0
@@ -118,6 +123,11 @@ class Memory(msgspec.Struct, kw_only=True):
     peers: dict[str, PeerMemory]
     finishing: bool = False
     final: set[int] = msgspec.field(default_factory=set)
+    end_plan: int = 0
+    end_vote: int = 0
+    end_result: int = 0
+    end_digest: bytes = b""
+    may_vote: bool = True
 
     @classmethod
     def fresh(cls, plan: Plan) -> Memory:

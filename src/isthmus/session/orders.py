@@ -85,7 +85,9 @@ class Clear(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Write a checkpoint."""
+    """Write a checkpoint; ``durable``: before anything else is done."""
+
+    durable: bool = False
 
 
 class Warn(msgspec.Struct, frozen=True):

@@ -14,6 +14,9 @@ from isthmus.terms import TAG_BITS, Header
 NO_PAYLOAD = "none"
 """The codec of a newcomer's publication, which carries nothing."""
 
+NO_PLAN = -1
+"""No meeting is of the plan of this number."""
+
 OVERDUE_WINDOWS = 2
 """An answer that has not come for so many windows is no longer counted on."""
 
@@ -128,7 +131,7 @@ class Trade:
         A donor that is silent for long is asked no more, but another; should it answer after all, that does no harm.
         """
         patience_s = DONOR_PATIENCE * self._plan.join_wait_s
-        able = [peer for peer in self._company.heard if self._company.answers(peer)]
+        able = [peer for peer in self._company.heard if self._company.gives(peer)]
         trained = [peer for peer in able if self._memory.peers[peer].rounds]
         donors = sorted(trained or able, key=self._plan.peers.__getitem__)
         first = self._plan.slot % len(donors) if donors else 0
@@ -161,11 +164,13 @@ class Trade:
             self._withheld.add(fragment)
 
     def close(self, fragment: int) -> None:
-        """At the end of the run: answer every knock."""
+        """At the end of the run: answer every knock; once a plan is followed, newcomers' alone."""
         if fragment in self._withheld:
             return
         for peer in self._knocking(fragment):
-            self._answer(peer, fragment)
+            theirs = self._edge(peer, fragment).theirs
+            if not self._end_number or (theirs is not None and theirs.codec == NO_PAYLOAD):
+                self._answer(peer, fragment)
 
     @property
     def is_quiet(self) -> bool:
@@ -214,7 +219,7 @@ class Trade:
             if self._company.is_awaited(peer, fragment) and (edge := self._edge(peer, fragment)).mine is not None
         ]
         overdue = self._memory.step - OVERDUE_WINDOWS * self._plan.window_steps
-        return len(awaited) <= MOST_OVERDUE and all(step <= overdue for step in awaited)
+        return len(awaited) < MOST_OVERDUE and all(step <= overdue for step in awaited)
 
     def _knocking(self, fragment: int) -> list[str]:
         """Partners whose publication waits for an answer; what one published that is gone by now counts still."""
@@ -231,6 +236,8 @@ class Trade:
         """Whether both publications of a meeting are here, and it is one of those that are to be applied now."""
         if edge.mine is None or edge.theirs is None or edge.mine.ending != edge.theirs.ending:
             return False
+        if edge.theirs.codec == NO_PAYLOAD and not edge.theirs.ending:
+            return True  # a newcomer's: it changes nothing at this end
         return edge.mine.ending >> TAG_BITS == self._end_number
 
     def _answer(self, peer: str, fragment: int) -> None:
