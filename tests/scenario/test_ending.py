@@ -56,7 +56,9 @@ def test_a_plan_that_its_author_did_not_sign_is_refused():
     world.run_to_step("a", 12)
     engine = world["a"].engine
     engine.effects = dataclasses.replace(engine.effects, check_plan=lambda plan, signature: signature == b"good")
-    forged = EndPlan(run=engine.plan.run, number=64, author="b", members=("a", "b"), steps=(), result=64, base=0, binding=True)
+    forged = EndPlan(
+        run=engine.plan.run, number=64, author="b", members=("a", "b"), steps=(), result=64, base=0, binding=True
+    )
     for signature in (b"bad", b"good"):
         ending = Ending(standings={}, plan=forged, signature=signature)
         engine.effects.link.tell(MessageReceived("c", ending))
