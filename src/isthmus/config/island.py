@@ -134,7 +134,12 @@ class RecordsTable(Table):
 class FinishTable(Table):
     """``[finish]``: the end of the run."""
 
-    wait_s: float = Field(default=60.0, ge=0, description="Seconds to wait for others before it exports alone.")
+    wait_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="Seconds to wait for others before it goes on without them; more than a fragment in fp32 takes "
+        "to cross the link.",
+    )
 
 
 class JoinTable(Table):

@@ -14,7 +14,7 @@ import msgspec
 from isthmus.errors import CheckpointError
 from isthmus.terms import EndPlan, Phase, Standing
 
-FORMAT = 2
+FORMAT = 3
 """Version of a checkpoint's layout."""
 
 
