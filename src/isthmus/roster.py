@@ -161,6 +161,7 @@ def partners(slot: int, slots: Collection[int]) -> tuple[Partner, ...]:
     two highest, and so on: so each has partners along all dimensions, whatever their number. An island that joins or
     leaves changes the partners of few others.
     """
+    slots = frozenset(slots)
     num_dimensions = max(slots).bit_length()
     played = [corner for corner in range(1 << num_dimensions) if player(corner, slots) == slot]
     found: dict[int, int] = {}

@@ -122,6 +122,14 @@ def test_a_knock_from_before_the_end_is_answered():
     assert [(header.ending, header.codec) for header in headers(finishing(core))] == [(0, "")]
 
 
+def test_knocks_are_answered_in_one_order_whatever_the_process():
+    core = LoneCore(num_islands=8, window_steps=50)
+    core.start()
+    for place, peer in enumerate(reversed(core.plan.peers)):
+        core.publish_from(peer, 7 + place)
+    assert [peer for peer, _ in published(finishing(core))] == sorted(core.plan.peers)
+
+
 def test_done_is_told_by_a_pulse():
     core = LoneCore()
     core.start()

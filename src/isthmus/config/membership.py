@@ -49,14 +49,13 @@ def add_island(run_dir: Path, name: str, *, address: str | None = None, certific
         raise ConfigError(f"there is an island called {name}", wanted="a name of its own")
     slot = shared.free_slot()
     island = _as_the_others(shared, name, slot, address)
-    made = _make(shared, island) if certificate is None else None
-    pem = _read_certificate(certificate, name) if certificate is not None else made[1].certificate_pem if made else b""
-    values = {
-        "name": name,
-        "slot": slot,
-        "certificate": certificate_to_base64(pem),
-        "addresses": island.addresses if made else () if address is None else (address,),
-    }
+    if certificate is None:
+        made = _make(shared, island)
+        pem, addresses = made[1].certificate_pem, island.addresses
+    else:
+        made, pem = None, _read_certificate(certificate, name)
+        addresses = () if address is None else (address,)
+    values = {"name": name, "slot": slot, "certificate": certificate_to_base64(pem), "addresses": addresses}
     problems = list[Problem]()
     member = validated(shared.paths.roster, Member, values, problems)
     raise_problems(problems)

@@ -46,7 +46,12 @@ def default_steps(islands: int) -> int:
     """Steps of each of so many islands in which they train as many tokens together as two do by default."""
     if islands == 2:
         return DEFAULT_STEPS
-    return 2 * DEFAULT_STEPS * BATCH["us-east"] // (islands * max(1, STANDARD_BATCH // islands))
+    return 2 * DEFAULT_STEPS * BATCH["us-east"] // (islands * _equal_batch(islands))
+
+
+def _equal_batch(islands: int) -> int:
+    """Sequences a step at each of so many islands."""
+    return max(1, STANDARD_BATCH // islands)
 
 
 RATE_MBIT = 4.0
@@ -86,7 +91,7 @@ class Scene:
         """Sequences a step at each island."""
         if self.islands == 2:
             return BATCH
-        return dict.fromkeys(self.names, max(1, STANDARD_BATCH // self.islands))
+        return dict.fromkeys(self.names, _equal_batch(self.islands))
 
     @property
     def windows(self) -> dict[str, int]:

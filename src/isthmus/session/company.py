@@ -53,7 +53,7 @@ class Company:
 
     def takers(self, peers: Iterable[str]) -> set[str]:
         """Those of ``peers`` that could take part in a meeting: of the same make, and not refused."""
-        return {peer for peer in peers if peer not in self.misfits and not self._memory.peers[peer].is_refused}
+        return set(filter(self._fits, peers))
 
     def may_knock(self, peer: str, fragment: int) -> bool:
         """Whether a publication to this peer can hope for an answer."""
@@ -165,12 +165,14 @@ class Company:
 
     def gives(self, peer: str) -> bool:
         """Whether a newcomer can ask this peer for the run's weights; it can, too, when that is done."""
-        return peer in self.takers(self._alive) and self._memory.peers[peer].complete
+        return self.reaches(peer) and self._fits(peer) and self._memory.peers[peer].complete
 
     def answers(self, peer: str) -> bool:
         """Whether this peer can be reached and answers knocks."""
-        known = self._memory.peers[peer]
-        return peer in self.takers(self._alive) and known.complete and known.phase is not Phase.DONE
+        return self.gives(peer) and self._memory.peers[peer].phase is not Phase.DONE
+
+    def _fits(self, peer: str) -> bool:
+        return peer not in self.misfits and not self._memory.peers[peer].is_refused
 
     def _meet(self, peer: str, incarnation: int) -> None:
         """Learn of an incarnation; a newer one shuts every edge until both have said HELLO."""

@@ -225,21 +225,16 @@ class Core:
                     self._trade.lost(peer)
             case MessageReceived(peer, message) if peer in self.plan.peers:
                 if isinstance(message, Ending):
-                    self._ending.hear(peer, message, self._now_s)
+                    self._ending.hear(message, self._now_s)
                 self.company.hear(peer, message)
                 self._step_aside(peer)
             case PublicationReceived(peer, signed) if peer in self.plan.peers:
                 if self._trade.receive(peer, signed.header):
                     self.company.hold(peer, signed)
-            case LinkAlarm(peer, what) if not self._has_ended(peer):
+            case LinkAlarm(peer, what) if not self.memory.has_ended(peer):
                 self._outbox.append(Warn(what, peer))
             case _:
                 pass
-
-    def _has_ended(self, peer: str | None) -> bool:
-        """Whether a peer has said that it is done: that it leaves is no news."""
-        known = None if peer is None else self.memory.peers.get(peer)
-        return known is not None and known.phase is Phase.DONE
 
     def _take_result(self, result: Result) -> None:
         match result:

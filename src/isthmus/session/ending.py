@@ -17,7 +17,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from isthmus import meeting
 from isthmus.end_plan import next_number, plan_end
 from isthmus.session.company import Company
 from isthmus.session.frozen import EndingState
@@ -77,8 +76,8 @@ class RunEnd:
         state = self._state
         state.begun_s, state.over, state.since_s = now_s, over, now_s
 
-    def hear(self, peer: str, ending: Ending, now_s: float) -> None:
-        """Take in what a peer knows."""
+    def hear(self, ending: Ending, now_s: float) -> None:
+        """Take in what another island knows."""
         state = self._state
         for name, standing in ending.standings.items():
             known = state.standings.get(name)
@@ -109,7 +108,7 @@ class RunEnd:
         if state.begun_s is None:
             return
         if self._trade.cannot_publish:
-            self._give_up()
+            self._end_alone()
             return
         for fragment in self._plan.fragments:
             self._trade.close(fragment)
@@ -287,9 +286,7 @@ class RunEnd:
             edge.theirs is not None and edge.theirs.ending < tag
         )
         if stale:
-            renewed, actions = meeting.renewed(edge)
-            self._memory.edges[peer][fragment] = renewed
-            self._company.perform(peer, fragment, actions)
+            self._trade.renew(peer, fragment)
         elif edge.mine is None and edge.open and peer in self._company.living:
             self._trade.publish_at_end(peer, fragment, tag=tag, mass=mass)
 
@@ -311,14 +308,13 @@ class RunEnd:
         alone = self._expected() == {self._plan.name}
         patience = 1 if state.plan is None and len(self._present(now_s)) == 1 else 3
         if provisional or (alone and not own) or now_s - state.since_s >= patience * self._plan.finish_wait_s:
-            if not provisional and not own:
-                self._restore()
-            state.over, state.begun_s = True, None  # what it exports is its own: others go on without it
+            self._end_alone(restore=not provisional and not own)
 
-    def _give_up(self) -> None:
-        """End with one's own weights, which cannot be published, and let the others end without this island."""
-        self._restore()
-        self._state.begun_s, self._state.over = None, True
+    def _end_alone(self, *, restore: bool = True) -> None:
+        """End with weights that may not be the run's, and let the others go on without this island."""
+        if restore:
+            self._restore()
+        self._state.over, self._state.begun_s = True, None
 
     def _restore(self) -> None:
         """Let the slow weights be what they were when the end began, if meetings of the end have changed them."""

@@ -257,7 +257,7 @@ class Engine:
         match event:
             case PublicationReceived(_, signed, payload):
                 self._payloads.put(signed.header, payload)
-                if self.slow.fits(signed.header, payload):
+                if self.slow.side is not None and self.slow.fits(signed.header, payload):
                     self._payloads.bring(signed.header)
             case PublicationSent(peer, signed):
                 self._outgoing.sent(peer, signed.header.publication)

@@ -17,7 +17,6 @@ from isthmus.terms import (
     LinkSample,
     PeerDown,
     PeerUp,
-    Phase,
     PublicationReceived,
     PublicationSent,
 )
@@ -129,8 +128,7 @@ class Journal:
                         records.PeerChange(**self.stamp(), peer=peer, up=True, incarnation=incarnation, rtt_s=rtt_s)
                     )
                 case PeerDown(peer, reason):
-                    known = self._memory.peers.get(peer)
-                    ended = known is not None and known.phase is Phase.DONE
+                    ended = self._memory.has_ended(peer)
                     self.write(records.PeerChange(**self.stamp(), peer=peer, up=False, reason=reason, ended=ended))
                 case PublicationSent():
                     self._sent(event)

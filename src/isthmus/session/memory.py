@@ -145,6 +145,11 @@ class Memory(msgspec.Struct, kw_only=True):
         """Tokens of all islands as last heard, plus one's own."""
         return self.tokens + sum(peer.tokens for peer in self.peers.values())
 
+    def has_ended(self, peer: str | None) -> bool:
+        """Whether a peer has said that it is done: that it leaves is no news."""
+        known = None if peer is None else self.peers.get(peer)
+        return known is not None and known.phase is Phase.DONE
+
     def all_edges(self) -> Iterator[tuple[str, int, Edge]]:
         """Every (peer, fragment, edge)."""
         for peer, edges in self.edges.items():

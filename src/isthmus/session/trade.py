@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus import meeting
-from isthmus.codec import WHOLE_CODEC
+from isthmus.codec import NO_CODEC, WHOLE_CODEC
 from isthmus.meeting import Edge
 from isthmus.roster import choose_partner, partners
 from isthmus.session.company import Company
@@ -11,7 +11,7 @@ from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import Arrive, Mode, Order, Publish, Warn
 from isthmus.terms import TAG_BITS, Header
 
-NO_PAYLOAD = "none"
+NO_PAYLOAD = NO_CODEC
 """The codec of a newcomer's publication, which carries nothing."""
 
 NO_PLAN = -1
@@ -152,11 +152,15 @@ class Trade:
         """
         for peer, fragment, edge in self._memory.all_edges():
             if edge.mine is not None:
-                anew, actions = meeting.renewed(edge)
-                self._set(peer, fragment, anew)
-                self._company.perform(peer, fragment, actions)
+                self.renew(peer, fragment)
             elif edge.theirs is not None and edge.theirs.codec == NO_PAYLOAD:
                 self._set(peer, fragment, edge.change(theirs=None))
+
+    def renew(self, peer: str, fragment: int) -> None:
+        """Give up an edge's reference, and with it all that is open on it."""
+        anew, actions = meeting.renewed(self._edge(peer, fragment))
+        self._set(peer, fragment, anew)
+        self._company.perform(peer, fragment, actions)
 
     def withheld(self, fragment: int) -> None:
         """A publication could not be coded; at the end of the run it is not tried for ever."""
@@ -225,7 +229,7 @@ class Trade:
         """Partners whose publication waits for an answer; what one published that is gone by now counts still."""
         return [
             peer
-            for peer in self._company.takers(self._plan.peers)
+            for peer in sorted(self._company.takers(self._plan.peers))  # alike at all ranks of an island
             if (edge := self._edge(peer, fragment)).open
             and edge.theirs is not None
             and edge.mine is None
@@ -243,9 +247,7 @@ class Trade:
     def _answer(self, peer: str, fragment: int) -> None:
         theirs = self._edge(peer, fragment).theirs
         assert theirs is not None
-        lossless = theirs.final or theirs.codec == NO_PAYLOAD
-        final = theirs.final and self._memory.finishing
-        self._publish((peer,), fragment, codec=LOSSLESS if lossless else "", final=final, answer=True)
+        self._publish((peer,), fragment, codec=LOSSLESS if theirs.codec == NO_PAYLOAD else "", answer=True)
 
     def _partner(self, fragment: int) -> str | None:
         names = {slot: name for name, slot in self._plan.peers.items()}
@@ -267,9 +269,7 @@ class Trade:
             and not (edge.mine or edge.theirs)
         ]
         for _, peer in sorted(far)[: max(0, len(far) - FAR_REFERENCES)]:
-            anew, actions = meeting.renewed(self._edge(peer, fragment))
-            self._set(peer, fragment, anew)
-            self._company.perform(peer, fragment, actions)
+            self.renew(peer, fragment)
 
     def _publish(
         self,
