@@ -68,10 +68,14 @@ class Ends:
 
 
 def collect(link: TcpLink, *kinds: type[LinkEvent], words: str = "") -> list[LinkEvent]:
-    """Events until one of each kind has come; the last kind's must contain ``words``."""
+    """Events until one has come for each kind named (two for a kind named twice); the last kind's must contain ``words``."""
     deadline_s = time.monotonic() + DEADLINE_S
     events: list[LinkEvent] = []
-    while not all(any(isinstance(e, k) and (k is not kinds[-1] or words in str(e)) for e in events) for k in kinds):
+
+    def fitting(kind: type[LinkEvent]) -> int:
+        return sum(isinstance(event, kind) and (kind is not kinds[-1] or words in str(event)) for event in events)
+
+    while any(fitting(kind) < kinds.count(kind) for kind in kinds):
         assert time.monotonic() < deadline_s, f"no {[k.__name__ for k in kinds]} ({words!r}) among {events}"
         link.wait(deadline_s - time.monotonic())
         events += link.poll()
