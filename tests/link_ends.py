@@ -68,7 +68,7 @@ class Ends:
 
 
 def collect(link: TcpLink, *kinds: type[LinkEvent], words: str = "") -> list[LinkEvent]:
-    """Events until one has come for each kind named (two for a kind named twice); the last kind's must contain ``words``."""
+    """Events until each kind has come as often as it is named; the last kind's must contain ``words``."""
     deadline_s = time.monotonic() + DEADLINE_S
     events: list[LinkEvent] = []
 
