@@ -5,7 +5,19 @@ from __future__ import annotations
 from isthmus.meeting import Edge
 from isthmus.session.core import Core
 from isthmus.session.memory import Memory, Plan
-from isthmus.session.orders import Arrive, Arrived, Depart, Departed, Event, Order, Publish, Published, Send
+from isthmus.session.orders import (
+    Arrive,
+    Arrived,
+    Depart,
+    Departed,
+    Event,
+    Order,
+    Publish,
+    Published,
+    Save,
+    Saved,
+    Send,
+)
 from isthmus.terms import (
     EdgeReport,
     Header,
@@ -126,6 +138,8 @@ class LoneCore:
             case Arrive(peers, fragment):
                 met = sorted(header.publication for header in order.headers)
                 return Arrived(peers, fragment, reference_of(f"{met}"))
+            case Save(durable=True):
+                return Saved(stored=True)
             case _:
                 return None
 

@@ -33,6 +33,7 @@ from isthmus.session.orders import (
     Restore,
     Result,
     Save,
+    Saved,
     Send,
     Warn,
     Withheld,
@@ -140,6 +141,7 @@ class ToyIsland:
     modes: Counter[Mode] = field(default_factory=Counter)
     departures: list[Depart] = field(default_factory=list)
     saves: int = 0
+    disk_full: bool = False
     refuses_payload: Callable[[Header], bool] = lambda header: False
     withholds: Callable[[Header], bool] = lambda header: False
     core: Core = field(init=False)
@@ -228,9 +230,11 @@ class ToyIsland:
                 return self._arrive(order)
             case Clear(peer, fragment):
                 self.held.references[peer, fragment] = NO_REFERENCE
-            case Save():
+            case Save(durable):
                 self.saves += 1
-                self.snapshot()
+                if not self.disk_full:
+                    self.snapshot()
+                return Saved(not self.disk_full) if durable else None
             case Warn(what):
                 self.warnings.append(what)
         return None

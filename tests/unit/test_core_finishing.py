@@ -385,3 +385,32 @@ def test_that_an_island_leaves_once_it_is_done_is_no_alarm():
     core.pulse_from("birch", Phase.DONE)
     assert not core.feed(LinkAlarm("birch", "cannot be reached"))
     assert core.feed(LinkAlarm("cedar", "cannot be reached")) == [Warn("cannot be reached", "cedar")]
+
+
+def test_what_a_full_disk_does_not_hold_is_not_told_and_the_others_end_without_that_island():
+    world = World(make_plans(3, finish_wait_s=10.0))
+    world.start_all()
+    world.run(20.0)
+    world["cedar"].disk_full = True
+    for name in world.islands:
+        world[name].finish()
+    assert world.run(200.0, lambda: done(world, "ash", "birch"))
+    assert not world["ash"].core.provisional and settled(world, "ash", "birch")
+    told = world["ash"].core.freeze_end().standings.get("cedar")
+    assert told is None or (told.plan, told.vote) == (0, 0)
+    assert world["cedar"].memory.end_plan, "it follows the plan, for itself"
+
+
+def test_an_island_whose_disk_has_room_again_in_time_ends_with_the_others():
+    world = World(make_plans(3, finish_wait_s=20.0))
+    world.start_all()
+    world.run(20.0)
+    world["cedar"].disk_full = True
+    for name in world.islands:
+        world[name].finish()
+    world.run(10.0)
+    assert not done(world, "ash") and not done(world, "cedar")
+    world["cedar"].disk_full = False
+    assert world.run(200.0, lambda: done(world, *world.islands))
+    assert not any(island.core.provisional for island in world.islands.values())
+    assert settled(world, *world.islands)

@@ -26,6 +26,7 @@ from isthmus.session.orders import (
     Published,
     Result,
     Save,
+    Saved,
     Warn,
     Withheld,
 )
@@ -256,6 +257,8 @@ class Core:
                 self._meet_again(fragment)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
+            case Saved(stored):
+                self._ending.saved(stored=stored)
 
     def _decide(self, step: int, waited_s: float) -> None:
         """Arrivals come before the departure, in every phase."""

@@ -50,6 +50,7 @@ class RunEnd:
             merged=False, over=False,
         )  # fmt: skip
         self._news = self._unsaved = False
+        self._save_again_s = float("-inf")
 
     # -- what others may ask -------------------------------------------------------------------------------------------
 
@@ -102,6 +103,11 @@ class RunEnd:
         state.outcome[fragment] = reference
         state.since_s = now_s
 
+    def saved(self, *, stored: bool) -> None:
+        """A promise or a vote is on the disk, or could not be written: then it is not told, and tried again."""
+        if stored:
+            self._unsaved, self._save_again_s = False, float("-inf")
+
     def step(self, now_s: float) -> None:
         """Do what is to be done now."""
         state = self._state
@@ -120,12 +126,12 @@ class RunEnd:
                 return
         self._say(now_s)
         self._lead(now_s)
-        if state.plan is not None and self._all_follow(state.plan):
+        if state.plan is not None and not self._unsaved and self._all_follow(state.plan):
             self._hold_meetings()
             self._vote(state.plan)
             self._say(now_s)
         self._conclude(now_s)
-        self._pass_on()
+        self._pass_on(now_s)
 
     # -- standing ------------------------------------------------------------------------------------------------------
 
@@ -155,11 +161,12 @@ class RunEnd:
             return 0
         return min(memory.tokens, round(memory.tokens * self._plan.window_steps / memory.step))
 
-    def _pass_on(self) -> None:
-        if self._unsaved:
-            self._unsaved = False
+    def _pass_on(self, now_s: float) -> None:
+        """Tell what is new, once all that is promised by it is on the disk."""
+        if self._unsaved and now_s >= self._save_again_s:
+            self._save_again_s = now_s + self._plan.hello_every_s
             self._outbox.append(Save(durable=True))
-        if self._news:
+        if self._news and not self._unsaved:
             self._news, state = False, self._state
             message = Ending(standings=dict(state.standings), plan=state.plan, signature=state.signature)
             self._outbox.extend(Send(peer, message) for peer in self._company.living)
@@ -298,7 +305,11 @@ class RunEnd:
         if state.over or self._outbox:
             return
         own = self._memory.end_result
-        votes = Counter(each.vote for each in state.standings.values() if each.vote and each.result == own)
+        votes = Counter(
+            each.vote
+            for name, each in state.standings.items()
+            if each.vote and each.result == own and not (name == self._plan.name and self._unsaved)
+        )
         if own and 2 * max(votes.values(), default=0) > len(self._slots):
             self._compare(own)
             self._memory.final.update(self._plan.fragments)

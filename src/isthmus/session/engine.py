@@ -38,6 +38,7 @@ from isthmus.session.orders import (
     Restore,
     Result,
     Save,
+    Saved,
     Send,
     Warn,
     Withheld,
@@ -219,11 +220,14 @@ class Engine:
         self._outgoing.steps_s.extend(live.steps_s)
         self._outgoing.stepped_at_s = live.stepped_at_s
 
-    def save(self, *, wait: bool = True) -> None:
+    def save(self, *, wait: bool = True) -> bool:
         """Write a checkpoint; a full disk is an alarm, not the end: training goes on and the old one stays.
 
         Args:
             wait: Until it is durable; otherwise several ranks write it while they train. All of them make the call.
+
+        Returns:
+            Whether it is durable; of one that is not waited for, False.
         """
         effects = self.effects
         keeper = effects.keeper or PromptKeeper(effects.storage, effects.keep_checkpoints, effects.clock)
@@ -231,7 +235,7 @@ class Engine:
             keeper.save(self.memory.step, self.state_dict(), wait=wait)
         except CheckpointError as error:  # the same at all ranks
             self._warn(f"no checkpoint was written: {error}", severity="error")
-        self._note_saves(keeper)
+        return self._note_saves(keeper) and wait
 
     def finish_saves(self, timeout_s: float) -> None:
         """Wait for a save that is under way, and write down how it ended."""
@@ -239,10 +243,12 @@ class Engine:
             self.effects.keeper.close(timeout_s)
             self._note_saves(self.effects.keeper)
 
-    def _note_saves(self, keeper: Keeper) -> None:
-        """Write down the saves that have ended."""
-        for kept in keeper.ended():
+    def _note_saves(self, keeper: Keeper) -> bool:
+        """Write down the saves that have ended; whether the last of them is stored."""
+        ended = keeper.ended()
+        for kept in ended:
             self.journal.saved(kept)
+        return bool(ended) and ended[-1].stored
 
     def _restore(self, state: Mapping[str, Any]) -> Memory:
         check_state(state, self.plan.run)
@@ -300,7 +306,8 @@ class Engine:
                 self.slow.clear(peer, fragment)
                 self._coder.forget(peer, fragment)
             case Save(durable):
-                self.save(wait=durable)
+                stored = self.save(wait=durable)
+                return Saved(stored) if durable else None
             case Warn(what, peer):
                 self._warn(what, peer)
         return None

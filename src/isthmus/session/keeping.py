@@ -16,10 +16,12 @@ from isthmus.errors import CheckpointError
 class Kept:
     """How a save ended.
 
-    ``info`` is None where it failed, or where another rank knows; ``error`` beside it is that old ones did not go.
+    ``stored`` says the same at all ranks. ``info`` is None where it failed, or where another rank knows; an ``error``
+    of what is stored is that old ones did not go.
     ``seconds`` is from its begin until it was durable, ``blocked_s`` what of that training has waited.
     """
 
+    stored: bool
     info: SavedInfo | None
     error: Exception | None
     seconds: float
@@ -65,7 +67,7 @@ class PromptKeeper:
         except (CheckpointError, OSError) as refused:
             error = refused
         seconds = self._clock.now_s() - started_s
-        self._ended.append(Kept(info, error, seconds, seconds))
+        self._ended.append(Kept(info is not None, info, error, seconds, seconds))
 
     def ended(self) -> list[Kept]:
         """See ``Keeper.ended``."""
@@ -102,7 +104,7 @@ class SharedKeeper:
         try:
             drawn = draft(self._storage, step, state, self._team)
         except CheckpointError as error:  # that of all ranks
-            self._ended.append(Kept(None, error, 0.0, self._clock.now_s() - started_s))
+            self._ended.append(Kept(False, None, error, 0.0, self._clock.now_s() - started_s))
             return
         blocked_s = self._clock.now_s() - started_s
         self._thread = threading.Thread(
@@ -130,11 +132,12 @@ class SharedKeeper:
             self._thread = None
 
     def _write(self, drawn: Draft, started_s: float, blocked_s: float) -> None:
-        info, error = None, None
+        stored, info, error = False, None, None
         try:
             info = commit(self._storage, drawn, self._background)
+            stored = True
             if info is not None:
                 prune(self._storage, keep=self._keep)
         except Exception as refused:  # whatever it is, training goes on; what ends the island shows there, too
             error = refused
-        self._ended.append(Kept(info, error, self._clock.now_s() - started_s, blocked_s))
+        self._ended.append(Kept(stored, info, error, self._clock.now_s() - started_s, blocked_s))

@@ -85,7 +85,7 @@ class Clear(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Write a checkpoint; ``durable``: before anything else is done."""
+    """Write a checkpoint; ``durable``: before anything else is done, and ``Saved`` says whether it was."""
 
     durable: bool = False
 
@@ -144,5 +144,11 @@ class ArrivalRefused(msgspec.Struct, frozen=True):
     why: str
 
 
-Result = Departed | DepartureRefused | Published | Withheld | Arrived | ArrivalRefused
+class Saved(msgspec.Struct, frozen=True):
+    """How a durable save ended: whether it is on the disk."""
+
+    stored: bool
+
+
+Result = Departed | DepartureRefused | Published | Withheld | Arrived | ArrivalRefused | Saved
 Event = LinkEvent | Result

@@ -78,8 +78,9 @@ class Trade:
     def order_arrivals(self, step: int, *, at_once: bool) -> None:
         """Order every arrival that is due: τ steps after the own publication at the earliest, at once for an answer."""
         for peer, fragment, edge in self._memory.all_edges():
-            due = at_once or step >= edge.due_step
-            if due and self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
+            if edge.theirs is None or edge.mine is None or not (at_once or step >= edge.due_step):
+                continue
+            if self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
                 self._outbox.append(self._arrive((peer,), fragment))
 
     def arrive_before(self, peer: str, header: Header) -> bool:
