@@ -16,7 +16,7 @@ from isthmus.terms import EndPlan, EndStep, Standing
 MAX_SLOTS = 64
 """Plan numbers leave room for so many authors ..."""
 
-MAX_INCARNATIONS = 1024
+MAX_INCARNATIONS = 2**31
 """... and so many starts of each."""
 
 

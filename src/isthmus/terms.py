@@ -17,7 +17,7 @@ NO_PUBLICATION = 0
 """The id that stands for "no publication"; real ids are ``incarnation << 32 | sequence``."""
 
 
-TAG_BITS = 16
+TAG_BITS = 12
 """Bits of ``Header.ending`` that say which meeting of a plan it is; those above say which plan."""
 
 

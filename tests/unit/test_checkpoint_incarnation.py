@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.checkpoint import CrashError, FaultPlan, FaultyStorage, MemoryStorage, raise_incarnation
+from isthmus.checkpoint import CrashError, FaultPlan, FaultyStorage, MemoryStorage, incarnation_at, raise_incarnation
 from isthmus.errors import CheckpointError
 
 NAME = "incarnation.json"
@@ -41,7 +41,7 @@ def test_any_damage_is_refused_with_the_mend_and_left_for_inspection():
     damaged += [bytes([*good[:at], good[at] ^ 1, *good[at + 1 :]]) for at in range(len(good))]
     for bad in damaged:
         storage.write_atomic(NAME, [bad])
-        with pytest.raises(CheckpointError, match="partners' records"):
+        with pytest.raises(CheckpointError, match="remove the file"):
             raise_incarnation(storage)
         with storage.open(NAME) as file:
             assert file.read() == bad
@@ -58,3 +58,20 @@ def test_a_full_disk_and_the_end_of_the_numbers_are_refused():
         raise_incarnation(FaultyStorage(MemoryStorage(), FaultPlan(capacity_bytes=5)))
     with pytest.raises(CheckpointError, match="damaged"):
         raise_incarnation(MemoryStorage(), at_least=2**31 - 1)
+
+
+def test_an_island_that_lost_its_disk_or_runs_from_a_copy_is_newer_than_before():
+    first, later = (incarnation_at(wall_s) for wall_s in (1_800_000_000, 1_800_000_001))
+    disk = MemoryStorage()
+    original = raise_incarnation(disk, at_least=first)
+    copy = MemoryStorage()
+    copy.load_state_dict(disk.state_dict())
+    assert original < raise_incarnation(MemoryStorage(), at_least=later)
+    assert original < raise_incarnation(copy, at_least=later + 1) != raise_incarnation(disk, at_least=later + 5)
+
+
+@pytest.mark.parametrize("wall_s", [-1e9, 0.0, 1e18])
+def test_a_clock_that_is_wrong_leaves_room_for_many_starts(wall_s):
+    disk = MemoryStorage()
+    numbers = [raise_incarnation(disk, at_least=incarnation_at(wall_s)) for _ in range(3)]
+    assert numbers[0] > 0 and numbers[2] == numbers[0] + 2 < 2**31 - 2**19

@@ -214,7 +214,7 @@ def test_a_state_brings_a_live_island_back_to_where_it_was(solo: RunPaths):
         train(island, loop, 12)
         assert torch.equal(loop.weights(), later)
     incarnations = [started.incarnation for started in records_of(solo, "solo", records.RunStarted)]
-    assert incarnations == [1, 2]
+    assert incarnations[0] < incarnations[1]
 
 
 @pytest.mark.slow

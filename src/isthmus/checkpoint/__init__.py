@@ -7,7 +7,7 @@ on schedule. No file is ever unpickled; whatever is damaged is a ``CheckpointErr
 from isthmus.checkpoint.checkpoint import LoadedInfo, Reader, SavedInfo, Skipped, load_latest, prune, save
 from isthmus.checkpoint.export import export_safetensors, load_exported
 from isthmus.checkpoint.faults import CrashError, FaultPlan, FaultyStorage
-from isthmus.checkpoint.incarnation import raise_incarnation
+from isthmus.checkpoint.incarnation import incarnation_at, raise_incarnation
 from isthmus.checkpoint.lock import IslandLock
 from isthmus.checkpoint.packed import pack, unpack
 from isthmus.checkpoint.rng import accelerator_in_use, rng_state, set_rng_state
@@ -34,6 +34,7 @@ __all__ = [
     "draft",
     "export_safetensors",
     "file_order",
+    "incarnation_at",
     "load_exported",
     "load_latest",
     "pack",

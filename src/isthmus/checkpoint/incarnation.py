@@ -1,4 +1,9 @@
-"""An island's incarnation number, raised at every start: it tells two processes with one identity apart."""
+"""An island's incarnation number, raised at every start: it tells two processes with one identity apart.
+
+It is the time of the start in seconds, and above all that the disk remembers: so an island whose disk was lost is not
+taken for an old process, and one started from a copy of its directory is told from the one it was copied from. That
+clocks may be wrong does no harm but to an island that has lost its disk, whose clock is behind that of its last start.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,12 @@ FILE_NAME = "incarnation.json"
 MAX_INCARNATION = 2**31 - 1
 """Publication ids hold the incarnation in 31 bits."""
 
+_EPOCH_S = 1_577_836_800
+"""2020-01-01, from when the seconds are counted: until 2087 they fit."""
+
+_KEPT_FOR_STARTS = 2**20
+"""However wrong a clock is, so many starts may follow."""
+
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last incarnation taken, and the CRC-32 of its decimal digits."""
@@ -24,11 +35,11 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def raise_incarnation(storage: Storage, *, at_least: int = 0) -> int:
-    """One more than every incarnation taken before, from 1; durable when this returns.
+    """One more than every incarnation taken before; durable when this returns.
 
     Args:
         storage: The island's storage.
-        at_least: The highest incarnation known from elsewhere, such as a checkpoint's.
+        at_least: All are above it, see ``incarnation_at``.
 
     Raises:
         CheckpointError: The file is damaged, or cannot be read or written. It is left as it is.
@@ -43,6 +54,11 @@ def raise_incarnation(storage: Storage, *, at_least: int = 0) -> int:
             "the incarnation number could not be raised", got=error, mend="Free space or repair the disk."
         ) from error
     return incarnation
+
+
+def incarnation_at(wall_s: float) -> int:
+    """The number of a start at a time, in seconds since the Unix epoch, of which the disk remembers none."""
+    return max(0, min(round(wall_s) - _EPOCH_S, MAX_INCARNATION - _KEPT_FOR_STARTS))
 
 
 def _last(storage: Storage) -> int:
@@ -68,6 +84,6 @@ def _damaged(got: object) -> CheckpointError:
         f"{FILE_NAME} is damaged",
         got=got,
         wanted='{"incarnation": n, "crc32": c}',
-        mend="Find the island's last incarnation in its partners' records, and write that file with n at "
-        "least as high and c the CRC-32 of its digits. A lower number would be refused by every partner.",
+        mend="If this machine's clock is right, remove the file: the next start is numbered by the time. If it is "
+        "behind, wait or set it first; a lower number than the last would be refused by every partner.",
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import isthmus
-from isthmus.checkpoint import LocalStorage, raise_incarnation
+from isthmus.checkpoint import LocalStorage, incarnation_at, raise_incarnation
 from isthmus.clock import Clock
 from isthmus.config import LoadedRun
 from isthmus.errors import IdentityError
@@ -108,7 +108,8 @@ class Site:
     def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
         root = LocalStorage(self.loaded.own_paths.root)
-        raised = at_gateway(self.ranks, lambda: raise_incarnation(root))
+        now = incarnation_at(self.clock.wall_s())
+        raised = at_gateway(self.ranks, lambda: raise_incarnation(root, at_least=now))
         incarnation = int(*self.ranks.largest(raised or 0))
         effects = Effects(
             link=self._link(incarnation),

@@ -174,5 +174,5 @@ class PeerSessions:
         return Refusal(
             RefusalCode.INCARNATION,
             f"incarnation {incarnation} is older than {self.incarnation}, which is known already: two processes "
-            "run as one island, or one was started from an old copy of its directory; stop the older",
+            "run as one island: stop the older; or its disk was lost and its clock is behind: set the clock",
         )
