@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Extra index for torch, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu for the small CPU build.
 TORCH_INDEX ?=
+# How many storms `make soak` runs.
+STORMS ?= 10000
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -26,8 +28,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Longer random schedules of the edge table; not part of CI.
+# Many more storms over whole runs, and schedules of the edge table; for an hour of the night, not part of CI.
 soak: $(VENV)/.installed-dev
+	$(BIN)/python tests/storm.py --schedules $(STORMS)
 	SOAK_SCHEDULES=20000 $(BIN)/python -m pytest tests/property/test_edge_table.py --timeout=3600
 
 clean:

@@ -73,12 +73,33 @@ def plan_end(
     )
 
 
-def reachable(standings: Mapping[str, Standing]) -> dict[str, set[str]]:
-    """Whom each can meet: one of the two has reached the other."""
+def unwanted(standings: Mapping[str, Standing], author: str) -> set[str]:
+    """Those that can be reached, but only over islands that take nothing from them."""
+    if not any(each.shuns for each in standings.values()):
+        return set()
+    return _joined(author, reachable(standings, all_meet=True)) - _joined(author, reachable(standings))
+
+
+def _joined(author: str, links: Mapping[str, set[str]]) -> set[str]:
+    """All that an island can reach, over others or not."""
+    joined, fresh = {author}, [author]
+    while fresh:
+        more = links[fresh.pop()] - joined
+        joined |= more
+        fresh += more
+    return joined
+
+
+def reachable(standings: Mapping[str, Standing], *, all_meet: bool = False) -> dict[str, set[str]]:
+    """Whom each can meet: one of the two has reached the other, and both would take what the other publishes.
+
+    ``all_meet`` leaves that last aside.
+    """
     links: dict[str, set[str]] = {name: set() for name in standings}
     for name, standing in standings.items():
         for other in standing.reach:
-            if other in links and other != name:
+            shun = not all_meet and other in links and (other in standing.shuns or name in standings[other].shuns)
+            if other in links and other != name and not shun:
                 links[name].add(other)
                 links[other].add(name)
     return links

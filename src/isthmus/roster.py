@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -161,7 +162,11 @@ def partners(slot: int, slots: Collection[int]) -> tuple[Partner, ...]:
     two highest, and so on: so each has partners along all dimensions, whatever their number. An island that joins or
     leaves changes the partners of few others.
     """
-    slots = frozenset(slots)
+    return _partners(slot, frozenset(slots))
+
+
+@lru_cache(maxsize=256)
+def _partners(slot: int, slots: frozenset[int]) -> tuple[Partner, ...]:
     num_dimensions = max(slots).bit_length()
     played = [corner for corner in range(1 << num_dimensions) if player(corner, slots) == slot]
     found: dict[int, int] = {}

@@ -139,6 +139,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         number: Grows with everything that it says; of two the higher counts.
         mass: Tokens of its last window, its weight in the end.
         reach: Islands that it can reach.
+        shuns: Islands that it takes nothing from: what they published cannot be used, or their model is another.
         plan: The plan that it follows, 0 if none.
         done: Meetings done under that plan, over all fragments.
         result: The plan that made the outcome that it holds whole, 0 if none. One that binds nobody is not told.
@@ -150,6 +151,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     number: int
     mass: int
     reach: tuple[str, ...]
+    shuns: tuple[str, ...] = ()
     plan: int = 0
     done: int = 0
     result: int = 0

@@ -175,7 +175,9 @@ class Schedule:
                 other = self.world[peer].held.lineage.get((name, fragment, epoch, version))
                 given_up = self.world.branched and epoch < island.edge(peer, fragment).epoch
                 if other is not None and other.before == met.before and not given_up:
-                    assert other == met, f"{name} and {peer} applied other pairs at {fragment}, {epoch}, {version}"
+                    assert other[:3] == met[:3], (
+                        f"{name} and {peer} applied other pairs at {fragment}, {epoch}, {version}"
+                    )
 
     def _tokens_count_once(self) -> None:
         for island in self.world.islands.values():

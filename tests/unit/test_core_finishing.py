@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from isthmus import schedule
 from isthmus.codec import WHOLE_CODEC
 from isthmus.session.orders import Arrive, Depart, Mode, Warn
 from isthmus.session.trade import LOSSLESS
-from isthmus.terms import TAG_BITS, Ending, LinkAlarm, PeerDown, Phase, Pulse, Standing
+from isthmus.terms import TAG_BITS, Ending, EndPlan, LinkAlarm, PeerDown, Phase, Pulse, Standing
 from lone_core import LoneCore, headers, published, sent
 from toy_islands import make_plans
 from toy_world import Faults, World
@@ -21,7 +22,7 @@ def finishing(core: LoneCore) -> list:
     return core.feed()
 
 
-def standing_of(name: str, *, number: int = 1, mass: int = 100, **fields: int) -> Ending:
+def standing_of(name: str, *, number: int = 1, mass: int = 100, **fields: int | bytes) -> Ending:
     """What a peer says at its end."""
     return Ending(standings={name: Standing(number=number, mass=mass, reach=("ash",), **fields)})
 
@@ -82,7 +83,10 @@ def test_the_outcome_is_the_runs_once_most_islands_hold_it():
     orders = core.publish_from("birch", 7, codec=WHOLE_CODEC, ending=tag, weight_tokens=100, run_tokens=100)
     assert [order.mode for order in orders if isinstance(order, Arrive)] == [Mode.MERGE]
     assert core.core.phase is Phase.FINISHING and core.core.provisional
-    core.say("birch", standing_of("birch", number=3, plan=number, result=number, vote=number))
+    voted = {"number": 3, "plan": number, "result": number, "vote": number}
+    core.say("birch", standing_of("birch", **voted, digest=b"of other weights"))
+    assert core.core.phase is Phase.FINISHING and core.core.provisional
+    core.say("birch", standing_of("birch", **voted | {"number": 4}, digest=core.core.memory.end_digest))
     assert core.core.phase is Phase.DONE and not core.core.provisional
 
 
@@ -414,3 +418,29 @@ def test_an_island_whose_disk_has_room_again_in_time_ends_with_the_others():
     assert world.run(200.0, lambda: done(world, *world.islands))
     assert not any(island.core.provisional for island in world.islands.values())
     assert settled(world, *world.islands)
+
+
+def test_an_island_that_lost_what_it_held_follows_no_plan_that_takes_it_to_hold_it_still():
+    core = LoneCore()
+    core.start()
+    finishing(core)
+    plan = EndPlan(
+        run=core.plan.run, number=1 << 40, author="birch", members=("ash", "birch"), steps=(), result=7, base=7,
+        binding=True,
+    )  # fmt: skip
+    standing = standing_of("birch", plan=plan.number, result=7, vote=7)
+    core.say("birch", msgspec.structs.replace(standing, plan=plan))
+    assert core.core.memory.end_plan != plan.number and core.core.provisional
+
+
+def test_an_island_whose_weights_nobody_takes_does_not_keep_the_others_from_ending():
+    world = World(make_plans(4, finish_wait_s=10.0))
+    world.start_all()
+    world.run(20.0)
+    for name in ("ash", "birch", "dogwood"):
+        world[name].refuses_payload = lambda header: header.sender == "cedar"
+    for name in world.islands:
+        world[name].finish()
+    assert world.run(300.0, lambda: done(world, *world.islands))
+    assert settled(world, "ash", "birch", "dogwood") and world["cedar"].core.provisional
+    assert not any(world[name].core.provisional for name in ("ash", "birch", "dogwood"))

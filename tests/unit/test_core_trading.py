@@ -12,6 +12,7 @@ from isthmus.session.orders import (
     ArrivalRefused,
     Arrive,
     Arrived,
+    Clear,
     Depart,
     DepartureRefused,
     Resend,
@@ -19,9 +20,19 @@ from isthmus.session.orders import (
     Warn,
     Withheld,
 )
-from isthmus.terms import Hello, PeerDown, PeerUp, Phase, PublicationReceived, Pulse, SignedHeader
+from isthmus.terms import (
+    NO_REFERENCE,
+    EdgeReport,
+    Hello,
+    PeerDown,
+    PeerUp,
+    Phase,
+    PublicationReceived,
+    Pulse,
+    SignedHeader,
+)
 from lone_core import LoneCore, headers, published, sent
-from toy_islands import make_plans
+from toy_islands import make_plans, reference_of
 from toy_world import World
 
 
@@ -336,6 +347,34 @@ def test_a_poisoner_that_starts_anew_is_given_another_chance():
     assert not core.edge("birch").open
     core.greet("birch", incarnation=2)
     assert core.edge("birch").open
+
+
+def test_what_a_poisoner_says_of_its_edges_changes_nothing_here_until_it_starts_anew():
+    core = LoneCore()
+    core.start()
+    core.publish_from("birch", 7)
+    core.feed(ArrivalRefused("birch", 0, "not finite"))
+    before = core.edge("birch")
+    newer = EdgeReport(epoch=before.epoch + 1, version=0, reference=NO_REFERENCE)
+    assert not any(isinstance(order, Clear) for order in core.say("birch", core.hello("birch", edges=(newer,))))
+    assert core.edge("birch") == before
+    anew = core.greet("birch", incarnation=2, edges=(newer,))
+    assert any(isinstance(order, Clear) for order in anew)
+    assert (core.edge("birch").epoch, core.edge("birch").reference) == (before.epoch + 1, NO_REFERENCE)
+
+
+def test_meetings_of_a_fragment_that_arrive_together_are_followed_by_one_publication():
+    core = LoneCore(num_islands=8, meetings=3, window_steps=12, flight_steps=40)
+    core.start()
+    core.step(12)
+    (first,) = [peer for peer in core.plan.peers if core.edge(peer).mine]
+    core.feed(core.publication_of(first, 7), PeerDown(first, "lost"))
+    core.step(12)
+    (second,) = [peer for peer in core.plan.peers if core.edge(peer).mine and peer != first]
+    core.feed(core.publication_of(second, 7))
+    both = [Arrived((peer,), 0, reference_of(peer)) for peer in (first, second)]
+    (third,) = published(core.feed(*both))
+    assert third[0] not in (first, second)
 
 
 def test_a_publication_that_cannot_be_coded_is_told_of_and_the_edge_stays_free():

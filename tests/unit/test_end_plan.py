@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import msgspec
 import pytest
 
-from isthmus.end_plan import next_number, plan_end
+from isthmus.end_plan import next_number, plan_end, unwanted
 from isthmus.terms import EndPlan, Standing
 
 Held = tuple[object, ...]
@@ -123,3 +124,22 @@ def test_a_plan_binds_with_more_than_half_of_the_runs_islands():
 def test_plan_numbers_grow_and_no_two_islands_choose_the_same():
     assert next_number([], 5) < next_number([next_number([], 5)], 2)
     assert len({next_number([70, 3], slot) for slot in range(64)}) == 64
+
+
+def test_one_whose_weights_nobody_takes_is_left_out_and_nobody_else():
+    standings = all_reach([1] * 5)
+    assert unwanted(standings, "i00") == set()
+    for name in ("i00", "i01", "i02", "i04"):
+        shun = msgspec.structs.replace(standings[name], shuns=("i03",))
+        standings[name] = shun
+        assert unwanted(standings, "i00") == (set() if name != "i04" else {"i03"})
+    assert unwanted(standings, "i03") == {"i00", "i01", "i02", "i04"}
+
+
+def test_two_that_take_nothing_from_each_other_meet_by_way_of_others():
+    standings = all_reach([1] * 4)
+    standings["i00"] = msgspec.structs.replace(standings["i00"], shuns=("i01",))
+    plan = plan_of(standings)
+    assert {step.low for step in plan.steps if step.high == "i01"} != {"i00"}
+    assert ("i00", "i01") not in {(step.low, step.high) for step in plan.steps}
+    assert len(set(followed(plan, {name: (name,) for name in plan.members}).values())) == 1

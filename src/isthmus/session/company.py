@@ -118,10 +118,12 @@ class Company:
         patience = 6 if phase is Phase.TRAINING else 1
         for peer in self.takers(self._alive):
             since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
+            if since_s < every_s:
+                continue
             edges = self._memory.edges[peer]
             apart = peer in self._asking or any(not edge.open for edge in edges)
             unanswered = any(edge.mine for edge in edges)
-            if (apart and since_s >= every_s) or (unanswered and since_s >= patience * every_s):
+            if apart or (unanswered and since_s >= patience * every_s):
                 self._hello_due.add(peer)
         self._asking.clear()
         for peer in sorted(self._hello_due & self._alive):
@@ -201,10 +203,10 @@ class Company:
         self._recover_tokens(peer, hello)
         self._compare_start(peer, hello)
         self.heard.add(peer)
+        if known.is_refused:
+            return  # its edges stay shut, as they are
         for fragment, report in enumerate(hello.edges):
             edge, actions = meeting.on_hello(self._memory.edges[peer][fragment], report)
-            if known.is_refused:
-                edge, actions = edge.change(open=False), ()
             self._memory.edges[peer][fragment] = edge
             self.perform(peer, fragment, actions)
 

@@ -60,6 +60,7 @@ class Core:
         self.phase = Phase.JOINING
         self._outbox: list[Order] = []
         self._unread: deque[Event] = deque()
+        self._again: set[int] = set()
         self.company = Company(plan, memory, incarnation, layout_lines=layout_lines, outbox=self._outbox)
         trade = MeshTrade if plan.rule == "mesh" else Trade
         self._trade = trade(plan, memory, self.company, incarnation, outbox=self._outbox)
@@ -254,7 +255,7 @@ class Core:
                 if mine is not None and mine.ending:
                     self._ending.met(fragment, mine.ending, reference, self._now_s)
                 self._trade.arrived(peers, fragment, reference)
-                self._meet_again(fragment)
+                self._again.add(fragment)
             case ArrivalRefused(peer, fragment, why):
                 self._trade.refuse(peer, fragment, why)
             case Saved(stored):
@@ -263,6 +264,7 @@ class Core:
     def _decide(self, step: int, waited_s: float) -> None:
         """Arrivals come before the departure, in every phase."""
         self._order_arrivals(step)
+        self._meet_again()
         if self._outbox:
             return
         match self.phase:
@@ -311,10 +313,11 @@ class Core:
 
     def _step_aside(self, peer: str) -> None:
         """A fresh island that could reach nobody, and then finds a run far ahead, joins it rather than hold it back."""
+        if not self._fresh or self.phase is not Phase.TRAINING:
+            return
         known, own = self.memory.peers[peer], self.memory
         far_ahead = known.complete and known.rounds > 2 * sum(own.rounds) + len(self.plan.initial)
-        alone = self._fresh and own.complete and all(edge.met == 0 for _, _, edge in own.all_edges())
-        if alone and far_ahead and self.phase is Phase.TRAINING:
+        if far_ahead and own.complete and all(edge.met == 0 for _, _, edge in own.all_edges()):
             self._become_newcomer(
                 f"{peer} is {known.rounds} rounds ahead of this island's lone start; taking its weights"
             )
@@ -361,10 +364,14 @@ class Core:
         left = self.memory.meetings_left
         left[fragment] = max(0, left[fragment] - 1)
 
-    def _meet_again(self, fragment: int) -> None:
-        """Go on to the next partner with what departed last, as often as the run wants."""
-        if self.phase is Phase.TRAINING and self.plan.meetings > 1 and self.memory.meetings_left[fragment]:
-            self._trade.trade(fragment)
+    def _meet_again(self) -> None:
+        """Go on to the next partner with what departed last, as often as the run wants; once for all that arrived."""
+        if self._outbox:
+            return
+        for fragment in sorted(self._again):
+            if self.phase is Phase.TRAINING and self.plan.meetings > 1 and self.memory.meetings_left[fragment]:
+                self._trade.trade(fragment)
+        self._again.clear()
 
     def _close(self, waited_s: float) -> None:
         """Answer what knocks, then come to one outcome without loss; wait for others, but not for ever."""

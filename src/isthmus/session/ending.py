@@ -17,13 +17,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from isthmus.end_plan import next_number, plan_end
+from isthmus.end_plan import next_number, plan_end, unwanted
 from isthmus.session.company import Company
 from isthmus.session.frozen import EndingState
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.orders import Order, Restore, Save, Send, Warn
 from isthmus.session.trade import Trade
 from isthmus.terms import Ending, EndPlan, EndStep, Phase, Standing
+
+MOST_PLANS = 50
+"""After so many plans that came to nothing an island ends without the run's outcome."""
 
 
 class RunEnd:
@@ -143,6 +146,7 @@ class RunEnd:
             number=self._incarnation << 32 | ((known.number if known else 0) + 1) & 0xFFFFFFFF,
             mass=known.mass if known else self._mass(),
             reach=tuple(self._company.living),
+            shuns=tuple(sorted(self._plan.peers.keys() - self._company.takers(self._plan.peers))),
             plan=memory.end_plan,
             done=sum(state.at),
             result=memory.end_result,
@@ -182,8 +186,11 @@ class RunEnd:
         state = self._state
         now_s = max(state.heard_at_s.values(), default=0.0) if now_s is None else now_s
         patience_s = max(self._plan.finish_wait_s, 3 * self._plan.hello_every_s)
+        able = self._company.takers(state.standings.keys() & self._plan.peers.keys()) | {self._plan.name}
         return {
-            name: standing for name, standing in state.standings.items() if now_s - state.heard_at_s[name] < patience_s
+            name: standing
+            for name, standing in state.standings.items()
+            if name in able and now_s - state.heard_at_s[name] < patience_s
         }
 
     # -- plans ---------------------------------------------------------------------------------------------------------
@@ -191,6 +198,8 @@ class RunEnd:
     def _lead(self, now_s: float) -> None:
         """Make a plan, if that is this island's to do and one is needed."""
         state, present = self._state, self._present(now_s)
+        for name in unwanted(present, self._plan.name) if self._plan.name in present else ():
+            del present[name]
         if min(present, key=self._slots.__getitem__, default="") != self._plan.name:
             return
         waited = now_s - state.since_s >= self._plan.finish_wait_s
@@ -220,8 +229,14 @@ class RunEnd:
         return bool(lacking) and (lost or refused or outside or waited)
 
     def _allows(self, plan: EndPlan) -> bool:
-        """Whether this island may follow a plan: it is no older one, and takes its vote into account."""
+        """Whether this island may follow a plan: it is no older one, and takes its vote into account.
+
+        One that has lost what it held follows no plan that takes it to hold it still.
+        """
         memory = self._memory
+        only_holds = self._plan.name in plan.members and not plan.of(self._plan.name)
+        if only_holds and plan.result != memory.end_result:
+            return False
         if plan.number < memory.end_plan:
             return False
         if not memory.end_vote or plan.result == memory.end_result:
@@ -231,7 +246,8 @@ class RunEnd:
     def _consider(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
         state = self._state
         newer = state.plan is None or plan.number > state.plan.number
-        if plan.run == self._plan.run and newer and state.begun_s is not None and self._allows(plan):
+        heeded = plan.run == self._plan.run and plan.author in self._company.takers(self._plan.peers)
+        if heeded and newer and state.begun_s is not None and self._allows(plan):
             self._follow(plan, signature, now_s)
 
     def _follow(self, plan: EndPlan, signature: bytes, now_s: float) -> None:
@@ -240,6 +256,7 @@ class RunEnd:
             self._restore()
             memory.end_result, memory.end_vote, memory.end_digest = 0, 0, b""
         memory.end_plan = plan.number
+        state.num_plans += 1
         state.plan, state.signature, state.since_s = plan, signature, now_s
         made_it = plan.number in (memory.end_vote, memory.end_result)  # before a restart
         state.at = [len(self._own_steps()) if made_it else 0 for _ in self._plan.fragments]
@@ -308,7 +325,8 @@ class RunEnd:
         votes = Counter(
             each.vote
             for name, each in state.standings.items()
-            if each.vote and each.result == own and not (name == self._plan.name and self._unsaved)
+            if each.vote and (each.result, each.digest) == (own, self._memory.end_digest)
+            if name != self._plan.name or not self._unsaved
         )
         if own and 2 * max(votes.values(), default=0) > len(self._slots):
             self._compare(own)
@@ -318,7 +336,8 @@ class RunEnd:
         provisional = state.plan is not None and not state.plan.binding and self._has_outcome
         alone = self._expected() == {self._plan.name}
         patience = 1 if state.plan is None and len(self._present(now_s)) == 1 else 3
-        if provisional or (alone and not own) or now_s - state.since_s >= patience * self._plan.finish_wait_s:
+        waited = now_s - state.since_s >= patience * self._plan.finish_wait_s or state.num_plans > MOST_PLANS
+        if provisional or (alone and not own) or waited:
             self._end_alone(restore=not provisional and not own)
 
     def _end_alone(self, *, restore: bool = True) -> None:

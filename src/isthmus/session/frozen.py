@@ -42,6 +42,7 @@ class EndingState(msgspec.Struct, kw_only=True):
     outcome: list[bytes]
     merged: bool
     over: bool
+    num_plans: int = 0
 
 
 class CoreState(msgspec.Struct, kw_only=True):

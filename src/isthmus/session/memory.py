@@ -152,9 +152,7 @@ class Memory(msgspec.Struct, kw_only=True):
 
     def all_edges(self) -> Iterator[tuple[str, int, Edge]]:
         """Every (peer, fragment, edge)."""
-        for peer, edges in self.edges.items():
-            for fragment, edge in enumerate(edges):
-                yield peer, fragment, edge
+        return ((peer, fragment, edge) for peer, edges in self.edges.items() for fragment, edge in enumerate(edges))
 
     def shut(self, peer: str) -> None:
         """Shut all edges with ``peer`` until both ends have said HELLO."""

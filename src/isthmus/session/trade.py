@@ -77,10 +77,10 @@ class Trade:
 
     def order_arrivals(self, step: int, *, at_once: bool) -> None:
         """Order every arrival that is due: τ steps after the own publication at the earliest, at once for an answer."""
-        for peer, fragment, edge in self._memory.all_edges():
-            if edge.theirs is None or edge.mine is None or not (at_once or step >= edge.due_step):
-                continue
-            if self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
+        both = [each for each in self._memory.all_edges() if each[2].mine is not None and each[2].theirs is not None]
+        for peer, fragment, edge in both:
+            due = at_once or step >= edge.due_step
+            if due and self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
                 self._outbox.append(self._arrive((peer,), fragment))
 
     def arrive_before(self, peer: str, header: Header) -> bool:
