@@ -371,7 +371,7 @@ def test_meetings_of_a_fragment_that_arrive_together_are_followed_by_one_publica
     core.feed(core.publication_of(first, 7), PeerDown(first, "lost"))
     core.step(12)
     (second,) = [peer for peer in core.plan.peers if core.edge(peer).mine and peer != first]
-    core.feed(core.publication_of(second, 7))
+    core.feed(core.publication_of(second, 7), PeerDown(second, "lost"))
     both = [Arrived((peer,), 0, reference_of(peer)) for peer in (first, second)]
     (third,) = published(core.feed(*both))
     assert third[0] not in (first, second)
