@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,7 +46,7 @@ from isthmus.observe.summary import write_summary
 from isthmus.optim import build_optimizer
 from isthmus.schedule import learning_rate_scale
 from isthmus.scoring import NamedScore, Scorer, held_out_specs
-from isthmus.session import Island
+from isthmus.session import Island, open_tcp_link
 
 log = logging.getLogger("isthmus")
 
@@ -52,7 +54,23 @@ QUICK_SHARE = 8
 """Evaluations on the way use this part of the bytes that the last one uses."""
 
 
-def run_island(run_dir: Path, name: str) -> int:
+@dataclasses.dataclass(frozen=True)
+class Drill:
+    """What a start is to do otherwise than its files say, so that many islands can be tried on one machine.
+
+    Attributes:
+        step_s: A step takes at least so many seconds; 0 for as fast as it can.
+        dial: Where peers are found.
+    """
+
+    step_s: float = 0.0
+    dial: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+NO_DRILL = Drill()
+
+
+def run_island(run_dir: Path, name: str, drill: Drill = NO_DRILL) -> int:
     """Train as one island of a run until its token budget is spent, then evaluate and export the joint model.
 
     Returns:
@@ -60,10 +78,10 @@ def run_island(run_dir: Path, name: str) -> int:
     """
     loaded = load_run(run_dir, name)
     with start_ranks(loaded.island.island.device):
-        return _run_island(run_dir, loaded)
+        return _run_island(run_dir, loaded, drill)
 
 
-def _run_island(run_dir: Path, loaded: LoadedRun) -> int:
+def _run_island(run_dir: Path, loaded: LoadedRun, drill: Drill) -> int:
     name = loaded.member.name
     own, run = loaded.island.island, loaded.run
     if own.threads is not None:
@@ -83,11 +101,14 @@ def _run_island(run_dir: Path, loaded: LoadedRun) -> int:
         data=texts.stream,
         precision=trainer.precision.name,
         manifest_digest=texts.manifest.digest,
+        open_link=partial(open_tcp_link, dial=drill.dial),
     ) as island:
         island.leave_on_signals()
+        pace = Pace(drill.step_s)
         next_evaluation = island.run_tokens + run.eval.every_tokens
         while not island.done:
             tokens, loss = trainer.step(texts.stream, island.progress)
+            pace.wait()
             island.step(tokens=tokens, loss=loss)
             if run.eval.every_tokens and island.run_tokens >= next_evaluation and not island.done:
                 next_evaluation = island.run_tokens + run.eval.every_tokens
@@ -100,6 +121,24 @@ def _run_island(run_dir: Path, loaded: LoadedRun) -> int:
     if is_gateway():
         write_summary(run_dir)
     return 0
+
+
+class Pace:
+    """Lets steps take a time, counted from when the last one ended, or longer.
+
+    Args:
+        step_s: Seconds; 0 for none.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._due_s = time.monotonic() + step_s
+
+    def wait(self) -> None:
+        """Wait until the time of a step is over; time that was lost before is not caught up on."""
+        if self._step_s:
+            time.sleep(max(0.0, self._due_s - time.monotonic()))
+            self._due_s = time.monotonic() + self._step_s
 
 
 class Trainer:

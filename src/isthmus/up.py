@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -24,11 +25,46 @@ _TAIL_LINES = 12
 
 
 class IslandProcesses:
-    """Islands of one run as child processes; they end with ``wait``, ``terminate``, or by themselves."""
+    """Islands of one run as child processes, each in a group of its own; they end with ``terminate``, or by themselves.
 
-    def __init__(self, run_dir: Path, islands: Iterable[IslandPaths]) -> None:
+    Args:
+        run_dir: The run's directory.
+        islands: Which islands.
+        arguments: What ``isthmus train`` is told besides, by name.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        islands: Iterable[IslandPaths],
+        arguments: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._run_dir, self._arguments = run_dir, arguments or {}
         self._logs = {paths.root.name: paths.root / LOG_NAME for paths in islands}
-        self._processes = {name: self._start(run_dir, name) for name in self._logs}
+        self._processes = {name: self._start(name) for name in self._logs}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All islands."""
+        return tuple(self._logs)
+
+    def is_running(self, name: str) -> bool:
+        """Whether an island's process runs, be it a stopped one."""
+        return self._processes[name].poll() is None
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to an island's process and to that of its link."""
+        if self.is_running(name):
+            os.killpg(self._processes[name].pid, number)
+
+    def kill(self, name: str) -> None:
+        """End an island as a power cut would, and wait until it is gone."""
+        self.signal(name, signal.SIGKILL)
+        self._processes[name].wait()
+
+    def restart(self, name: str) -> None:
+        """Start an island again that has ended."""
+        self._processes[name] = self._start(name)
 
     @property
     def running(self) -> bool:
@@ -56,8 +92,9 @@ class IslandProcesses:
         for process in self._processes.values():
             process.wait()
 
-    def _start(self, run_dir: Path, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "isthmus", "train", str(run_dir), "--island", name]
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "isthmus", "train", str(self._run_dir), "--island", name]
+        command += self._arguments.get(name, ())
         with self._logs[name].open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 

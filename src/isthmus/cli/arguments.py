@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from isthmus.addresses import split_address
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -29,6 +31,15 @@ def positive_float(text: str) -> float:
 def names(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def dialled(text: str) -> tuple[str, str]:
+    """A peer's name and the address where it is found."""
+    name, equals, address = text.partition("=")
+    if not (name and equals):
+        raise ValueError(text)
+    split_address(address)
+    return name, address
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from isthmus.cli.arguments import add_run_dir
+from isthmus.cli.arguments import add_run_dir, dialled, positive_float
 
 if TYPE_CHECKING:
     from isthmus.cli.arguments import Commands
@@ -22,6 +22,13 @@ def add(commands: Commands) -> None:
     )
     add_run_dir(train)
     train.add_argument("--island", metavar="NAME", required=True, help="which island of the roster this is")
+    drill = train.add_argument_group("for drills on one machine")
+    drill.add_argument(
+        "--step-s", metavar="S", type=positive_float, default=0.0, help="let a step take at least so many seconds"
+    )
+    drill.add_argument(
+        "--dial", metavar="NAME=HOST:PORT", type=dialled, action="append", default=[], help="find a peer here"
+    )
     train.set_defaults(command=run_train)
     up = commands.add_parser(
         "up",
@@ -34,11 +41,12 @@ def add(commands: Commands) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     """Run one island; what a person should hear goes to standard error, one line a round and one an event."""
-    from isthmus.train import run_island
+    from isthmus.train import Drill, run_island
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
-    return run_island(args.run_dir, args.island)
+    dial = {name: tuple(where for other, where in args.dial if other == name) for name, _ in args.dial}
+    return run_island(args.run_dir, args.island, Drill(args.step_s, dial))
 
 
 def run_up(args: argparse.Namespace) -> int:

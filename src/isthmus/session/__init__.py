@@ -11,7 +11,7 @@ from isthmus.session.effects import Effects
 from isthmus.session.engine import Engine
 from isthmus.session.island import Island
 from isthmus.session.memory import Memory, Plan
-from isthmus.session.site import Site, plan_of, run_started
+from isthmus.session.site import Site, open_tcp_link, plan_of, run_started
 from isthmus.session.trainee import Training
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Training",
     "attach",
     "cut_model",
+    "open_tcp_link",
     "plan_of",
     "run_started",
 ]

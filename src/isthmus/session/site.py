@@ -43,15 +43,21 @@ OpenLink = Callable[[LoadedRun, int], Link]
 """Makes the link of one incarnation of an island."""
 
 
-def open_tcp_link(loaded: LoadedRun, incarnation: int) -> Link:
+def open_tcp_link(loaded: LoadedRun, incarnation: int, *, dial: Mapping[str, tuple[str, ...]] | None = None) -> Link:
     """The TLS link of one incarnation of an island.
+
+    Args:
+        loaded: The files of the run.
+        incarnation: The number of this start.
+        dial: Where peers are found in this start, in place of what the files say.
 
     Raises:
         LinkError: The address to listen on is taken, or the link's process cannot be started.
     """
     link = loaded.island.link
+    found = {**link.dial, **(dial or {})}
     peers = tuple(
-        PeerAddress(peer.name, peer.certificate_pem, link.dial.get(peer.name, peer.addresses))
+        PeerAddress(peer.name, peer.certificate_pem, found.get(peer.name, peer.addresses))
         for peer in loaded.roster.peers(loaded.member.name)
     )
     return TcpLink(

@@ -159,8 +159,12 @@ class Shaper:
         far = socket.socket(socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BUFFER_BYTES)
         far.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(far, self._target)
-        far_reader, far_writer = await asyncio.open_connection(sock=far, limit=_STREAM_BUFFER_BYTES)
+        try:
+            await asyncio.get_running_loop().sock_connect(far, self._target)
+            far_reader, far_writer = await asyncio.open_connection(sock=far, limit=_STREAM_BUFFER_BYTES)
+        except BaseException:
+            far.close()
+            raise
         ahead, back = self._directions
         try:
             async with asyncio.TaskGroup() as group:
