@@ -74,13 +74,17 @@ def write_small_run(
     return RunPaths(run_dir)
 
 
-def write_text_run(run_dir: Path, *names: str, tokens: int, run: Tables | None = None, **own: Any) -> RunPaths:
-    """A run of the bundled trainer on small texts of its own."""
+def write_text_run(
+    run_dir: Path, *names: str, tokens: int, more_texts: int = 0, run: Tables | None = None, **own: Any
+) -> RunPaths:
+    """A run of the bundled trainer on small texts of its own; more of them where there are many islands."""
     texts = run_dir.parent / f"{run_dir.name}-texts"
     texts.mkdir()
     for part in range(8):
         lines = [f"line {part} {number}: {'the quick brown fox jumps'[: number % 25]}\n" for number in range(100)]
         (texts / f"train{part}.txt").write_text("".join(lines))
+    for part in range(more_texts):
+        (texts / f"train-more{part}.txt").write_text(f"more of part {part}, a quick dog\n" * 100)
     for part in range(4):
         (texts / f"held{part}.txt").write_text("".join(f"held out {part}.{n}, a lazy dog\n" for n in range(12)))
     data = {"evaluate": (str(texts / "held*.txt"),), "evaluate_bytes": 2000}

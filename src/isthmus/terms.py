@@ -113,11 +113,21 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Pulse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="pulse"):
-    """Small news, sent at every departure: tokens trained per island, as last heard, and the sender's phase."""
+    """Small news, sent at every departure: tokens trained per island, as last heard, and the sender's phase.
+
+    ``roster`` is the version of the roster that the sender goes by.
+    """
 
     tokens: Mapping[str, int]
     phase: Phase
     step: int = 0
+    roster: int = 0
+
+
+class RosterNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="roster"):
+    """A roster as JSON with its owner's signature, for an island that goes by an older one."""
+
+    document: str
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="layout"):
@@ -220,7 +230,7 @@ class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     signature: bytes = b""
 
 
-Message = Hello | Pulse | Layout | Goodbye | Ending
+Message = Hello | Pulse | Layout | Goodbye | Ending | RosterNews
 
 
 class PeerUp(msgspec.Struct, frozen=True, tag="up"):

@@ -30,7 +30,7 @@ def test_a_drill_kills_and_cuts_off_real_islands_and_says_what_that_cost(tmp_pat
     assert again.resumed_from is not None and again.incarnation > first.incarnation
     assert any(not event.up for event in records_of(paths, "us-east", records.PeerChange))
     for name in ("us-east", "asia"):
-        assert records_of(paths, name, records.Finished)[-1].reason == "stopped"
+        assert records_of(paths, name, records.Finished)[-1].reason == "interrupted"
         assert records_of(paths, name, records.Meeting)
 
 

@@ -21,10 +21,7 @@ NAMES = ("us-east", "asia", "europe", "us-west", "india")
 
 def five(tmp_path: Path, *, tokens: int) -> RunPaths:
     run = {"mixing": {"meetings": 2, "window_steps": 12, "flight_steps": 2}}
-    paths = write_text_run(tmp_path / "run", *NAMES, tokens=tokens, run=run)
-    for part in range(60):
-        (tmp_path / "run-texts" / f"train-more{part}.txt").write_text(f"more of part {part}, a quick dog\n" * 100)
-    return paths
+    return write_text_run(tmp_path / "run", *NAMES, tokens=tokens, more_texts=60, run=run)
 
 
 def models(paths: RunPaths, *names: str) -> list[dict[str, torch.Tensor]]:

@@ -82,6 +82,11 @@ def remove_island(run_dir: Path, name: str) -> Roster:
     return shared.write(rest, retired=(*shared.roster.retired, gone.slot))
 
 
+def write_roster(paths: RunPaths, roster: Roster) -> None:
+    """Put a signed roster in the place of the one there is."""
+    write_text_atomic(paths.roster, render_toml(roster, ROSTER_TITLE))
+
+
 class _Shared:
     """What all islands of a run share, and the key that signs it."""
 
@@ -111,7 +116,7 @@ class _Shared:
         kept = self.roster.retired if retired is None else retired
         values = {"version": self.roster.version + 1, "run": self.run.hash, "retired": kept, "islands": islands}
         signed = sign_roster(self.roster.model_copy(update=values), self.owner)
-        write_text_atomic(self.paths.roster, render_toml(signed, ROSTER_TITLE))
+        write_roster(self.paths, signed)
         return signed
 
 

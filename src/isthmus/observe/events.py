@@ -63,7 +63,8 @@ def _told(record: Record) -> tuple[Severity, str, str] | None:
             return "info", "late", text
         case Waiting():
             limit = "" if record.at_most_s is None else f", for at most {format_duration(record.at_most_s)}"
-            return "info", "waiting", f"waiting for {', '.join(record.peers)}: {record.reason}{limit}"
+            whom = ", ".join(record.peers) or "islands that cannot be reached"
+            return "info", "waiting", f"waiting for {whom}: {record.reason}{limit}"
         case PhaseChange(phase=Phase.FINISHING):
             return "info", "finishing", "token budget spent, finishing"
         case Finished():

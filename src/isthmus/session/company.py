@@ -231,7 +231,7 @@ class Company:
     def _pulse(self, phase: Phase) -> Pulse:
         tokens = {name: peer.tokens for name, peer in self._memory.peers.items()}
         tokens[self._plan.name] = self._memory.tokens
-        return Pulse(tokens=tokens, phase=phase, step=self._memory.step)
+        return Pulse(tokens=tokens, phase=phase, step=self._memory.step, roster=self._plan.roster)
 
     def _hello(self, peer: str) -> Hello:
         memory = self._memory

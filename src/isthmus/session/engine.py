@@ -47,6 +47,7 @@ from isthmus.session.outgoing import Outgoing
 from isthmus.session.payloads import Payloads
 from isthmus.session.slow import SlowState, merge_weights
 from isthmus.terms import (
+    NO_REFERENCE,
     Ending,
     EndPlan,
     Hello,
@@ -59,6 +60,8 @@ from isthmus.terms import (
     Phase,
     PublicationReceived,
     PublicationSent,
+    Pulse,
+    RosterNews,
     SignedHeader,
 )
 
@@ -256,7 +259,12 @@ class Engine:
         self._payloads.load_state_dict(state["payloads"])
         self._coder.load_state_dict(state["rms"])
         self.trainee.load_state_dict(state["trainee"])
-        return Memory.decode(state["memory"], self.plan)
+        memory = Memory.decode(state["memory"], self.plan)
+        for peer, fragment, edge in list(memory.all_edges()):
+            if not self.slow.knows_edge(peer, fragment):  # it joined the roster after all others were met
+                self.slow.clear(peer, fragment)
+                memory.edges[peer][fragment] = edge.change(reference=NO_REFERENCE)
+        return memory
 
     def _admit(self, event: LinkEvent) -> LinkEvent:
         """Note payloads and what is under way; take from a HELLO the claim to hold what this island never signed."""
@@ -269,6 +277,12 @@ class Engine:
                 self._outgoing.sent(peer, signed.header.publication)
             case PeerUp(peer) | PeerDown(peer):
                 self._outgoing.link_changed(peer)
+            case MessageReceived(peer, Pulse(roster=version)) if version < self.plan.roster:
+                self.effects.link.send(peer, RosterNews(self.effects.roster_document()))
+            case MessageReceived(peer, RosterNews(document) as news) if self.effects.hear_roster(document):
+                for other in self.core.company.living:
+                    if other != peer:
+                        self.effects.link.send(other, news)
             case MessageReceived(peer, Layout(entries)):
                 self.misfit = first_difference(self.effects.layout_lines, entries)
                 self._warn(f"{peer} trains another model: {self.misfit}; not trading with it", peer, severity="error")

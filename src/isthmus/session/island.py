@@ -57,6 +57,7 @@ class Island:
         self._stop_reason: str | None = None
         self._result: Result | None = None
         self._settled = False
+        self._removed = False
         self._handlers: dict[signal.Signals, Any] = {}
         self._lock = IslandLock(site.loaded.own_paths.root)
         at_gateway(site.ranks, self._lock.acquire)
@@ -188,6 +189,8 @@ class Island:
             if self.engine.phase is Phase.JOINING:
                 with self._meter.blocked():
                     self._wait_until_ready()
+        if self._site.newer is not None and self.engine.phase is Phase.TRAINING and not self.engine.memory.end_plan:
+            self._take_roster()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -290,7 +293,10 @@ class Island:
     def _leave(self) -> None:
         """Publish what there is, save, and leave once it is sent, or when the time for that is over."""
         started_s, grace_s = self.engine.now_s(), self._site.loaded.island.leave.grace_s
-        self.engine.leave()
+        if self._removed:  # nobody takes anything from it any more
+            grace_s = 0.0
+        else:
+            self.engine.leave()
         self.save()
         self._waiter.until(
             lambda: self.engine.has_sent,
@@ -330,13 +336,28 @@ class Island:
             signal.signal(each, handler)
         self._handlers.clear()
 
-    def _open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> None:
+    def _open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None, waits: bool = True) -> None:
         site = self._site
         self._resumed = resumed_from is not None
-        self._engine = site.open(state, resumed_from=resumed_from)
+        self._engine = site.open(state, resumed_from=resumed_from, waits=waits)
         self._waiter = Waiter(self._engine)
         every_steps = site.loaded.island.records.every_steps
         self._meter = StepMeter(self._engine, site.clock, site.training, every_steps, site.ranks)
+
+    def _take_roster(self) -> None:
+        """Go by a newer roster: with a new link, and what partners see is a restart; nothing is waited for."""
+        remains, version = self._site.take_roster(), self._site.loaded.roster.version
+        if (wrong := self._site.store_roster()) is not None:
+            self.record(records.Alarm, what=wrong, severity="error")
+        if not remains:
+            self._removed = True
+            self.request_stop(f"this island is not in version {version} of the roster")
+            return
+        self._meter.flush()
+        state = self.engine.state_dict()
+        self.engine.effects.link.close(timeout_s=0.0)
+        self._open(state, resumed_from=f"where it was, by version {version} of the roster", waits=False)
+        self._wait_until_ready()
 
     def _get_ready(self) -> None:
         """Wait as ``join`` does; leave if that fails."""

@@ -29,6 +29,7 @@ class Plan:
         initial: H(init) of every fragment.
         window_steps: H of this island.
         flight_steps: τ.
+        roster: The version of the roster that says so.
         meetings: Meetings that follow a departure, each with another partner.
         outer: η and μ over the run.
         token_budget: Tokens of the whole run, all islands together.
@@ -55,6 +56,7 @@ class Plan:
     hello_every_s: float = 5.0
     rule: Rule = "pair"
     meetings: int = 1
+    roster: int = 0
 
     @property
     def fragments(self) -> range:

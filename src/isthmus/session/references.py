@@ -42,6 +42,15 @@ class References:
         key = (peer, fragment)
         return self._met[key] if key in self._met else self._initial[fragment]
 
+    def has(self, peer: str, fragment: int) -> bool:
+        """Whether there is an entry for an edge."""
+        return (peer, fragment) in self._met or fragment in self._initial
+
+    def keep(self, peers: tuple[str, ...]) -> None:
+        """Forget the references of all but these, who are the other islands from now on."""
+        self._peers = peers
+        self._met = {key: reference for key, reference in self._met.items() if key[0] in peers}
+
     def next_of(self, peers: Sequence[str], fragment: int) -> Reference:
         """Where the next reference of these edges is to be written: over their own, if it is no other edge's, too.
 

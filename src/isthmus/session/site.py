@@ -7,7 +7,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ import torch
 import isthmus
 from isthmus.checkpoint import LocalStorage, incarnation_at, raise_incarnation
 from isthmus.clock import Clock
-from isthmus.config import LoadedRun
+from isthmus.config import LoadedRun, write_roster
 from isthmus.errors import IdentityError
 from isthmus.identity import verify
 from isthmus.island import Alone, Ranks, TorchRanks, at_gateway, open_ranks
 from isthmus.observe import records
 from isthmus.observe.journal import RecordWriter
 from isthmus.observe.narrator import Narrator
+from isthmus.roster import Roster
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.accord import Accord
 from isthmus.session.cutting import Cut
@@ -30,6 +31,7 @@ from isthmus.session.engine import Engine
 from isthmus.session.keeping import Keeper, SharedKeeper
 from isthmus.session.memory import Plan
 from isthmus.session.notice import Notice
+from isthmus.session.rosters import WATCH_S, RosterFile, RosterWatch, WatchingLink, heard_roster
 from isthmus.session.shares import SharedLink
 from isthmus.session.sturdy import SturdyLink
 from isthmus.session.trainee import Training
@@ -96,6 +98,8 @@ class Site:
     accord: Accord = field(init=False)
     notice: Notice = field(init=False)
     keeper: Keeper | None = field(init=False)
+    watch: RosterWatch | None = field(init=False)
+    newer: Roster | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
@@ -109,10 +113,18 @@ class Site:
         self.accord = Accord(self.ranks, self.clock)
         leave = self.loaded.island.leave
         file = None if leave.notice_file is None else self.loaded.paths.root / leave.notice_file
+        roster = RosterFile(self.loaded.paths.root, self.loaded.member.name)
+        self.watch = at_gateway(self.ranks, lambda: RosterWatch(roster, WATCH_S))
         self.notice = Notice(file, leave.notice_url, contains=leave.notice_contains, headers=leave.notice_headers)
 
-    def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None) -> Engine:
-        """Raise the incarnation, open the link and make the engine; writes the first record of this start."""
+    def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None, waits: bool = True) -> Engine:
+        """Raise the incarnation, open the link and make the engine; writes the first record of this start.
+
+        Args:
+            state: What to go on from.
+            resumed_from: What that is, for the records.
+            waits: Whether the island waits for others' HELLO before it trains.
+        """
         root = LocalStorage(self.loaded.own_paths.root)
         now = incarnation_at(self.clock.wall_s())
         raised = at_gateway(self.ranks, lambda: raise_incarnation(root, at_least=now))
@@ -127,14 +139,16 @@ class Site:
             check_held=self.signed_here,
             sign_plan=lambda plan: sign_plan(self.loaded.identity, plan),
             check_plan=self.is_signed,
+            hear_roster=self.hear_roster,
+            roster_document=self.loaded.roster.model_dump_json,
             accord=None if self.ranks.size == 1 else self.accord,
             keep_checkpoints=self.loaded.island.checkpoint.keep,
             keeper=self.keeper,
         )
         try:
-            engine = Engine(
-                plan_of(self.loaded, self.model), self.model.slow, self.training, effects, incarnation, state
-            )
+            plan = plan_of(self.loaded, self.model)
+            plan = plan if waits else replace(plan, join_wait_s=0.0)
+            engine = Engine(plan, self.model.slow, self.training, effects, incarnation, state)
         except BaseException:
             effects.link.close(timeout_s=0.0)
             raise
@@ -145,15 +159,50 @@ class Site:
     def close(self) -> None:
         """Close the records, and look for notices no more."""
         self.notice.close()
+        if self.watch is not None:
+            self.watch.close()
         if self.writer is not None:
             self.writer.close()
 
     def _link(self, incarnation: int) -> Link:
         """The link, which the gateway alone opens."""
-        own = at_gateway(self.ranks, lambda: SturdyLink(self.open_link(self.loaded, incarnation)))
+        own = at_gateway(self.ranks, lambda: self._watching(SturdyLink(self.open_link(self.loaded, incarnation))))
         if own is not None and self.ranks.size == 1:
             return own
         return SharedLink(own, self.accord, self.model.slow.shares)
+
+    def _watching(self, link: Link) -> Link:
+        return link if self.watch is None else WatchingLink(link, self.watch)
+
+    def hear_roster(self, document: str) -> bool:
+        """Whether this is a newer roster of this run; the island goes by it from its next step boundary on."""
+        mine = self.newer or self.loaded.roster
+        found = heard_roster(document, mine, owner=self.loaded.run.run.owner)
+        if found is None:
+            return False
+        self.newer = found
+        return True
+
+    def take_roster(self) -> bool:
+        """Go by the newer roster from the next ``open`` on; False if this island is not in it any more."""
+        assert self.newer is not None
+        roster, self.newer = self.newer, None
+        member = roster.find(self.loaded.member.name)
+        self.loaded = replace(self.loaded, roster=roster, member=member or self.loaded.member)
+        self.model.slow.trade_with([peer.name for peer in roster.peers(self.loaded.member.name)])
+        return member is not None
+
+    def store_roster(self) -> str | None:
+        """Put the roster in force into the run directory; what is wrong if that fails."""
+
+        def store() -> str | None:
+            try:
+                write_roster(self.loaded.paths, self.loaded.roster)
+            except OSError as error:
+                return f"version {self.loaded.roster.version} of the roster cannot be written: {error}"
+            return None
+
+        return at_gateway(self.ranks, store)
 
     def sink(self, record: records.Record) -> None:
         """Write a record, and log what of it a person should hear; the gateway does so for all ranks."""
@@ -247,4 +296,5 @@ def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
         finish_wait_s=loaded.island.finish.wait_s,
         rule=mixing.rule,
         meetings=mixing.meetings,
+        roster=loaded.roster.version,
     )

@@ -263,6 +263,14 @@ class SlowState:
         """Forget an edge's reference: c = 0."""
         self._references.set([peer], fragment, None)
 
+    def knows_edge(self, peer: str, fragment: int) -> bool:
+        """Whether it is known what an edge refers to, be it nothing."""
+        return self._references.has(peer, fragment)
+
+    def trade_with(self, peers: Collection[str]) -> None:
+        """These are the other islands from now on; references of others are forgotten."""
+        self._references.keep(tuple(peers))
+
     def reference_hash(self, peer: str, fragment: int) -> bytes:
         """H(c): SHA-256 over the SHA-256 of all leaves of the reference (``rows.py``), in entry order.
 
