@@ -187,14 +187,14 @@ def train(island: Island, loop: Loop, steps: int = 1) -> None:
         island.step(tokens=STEP_TOKENS, loss=loss)
 
 
-def in_memory(paths: RunPaths) -> Callable[[LoadedRun, int], Link]:
-    """A network without delay for the islands of a run, on the machine's clock."""
+def in_memory(paths: RunPaths, *later: str) -> Callable[[LoadedRun, int], Link]:
+    """A network without delay for the islands of a run, and those that join its roster later; the machine's clock."""
     network: MemoryNetwork | None = None
 
     def open_link(loaded: LoadedRun, incarnation: int) -> MemoryLink:
         nonlocal network
         if network is None:
-            names = [*(member.name for member in loaded.roster.islands), "never-there"]
+            names = [*(member.name for member in loaded.roster.islands), *later, "never-there"]
             settings = MemorySettings(detection_s=1.0, sample_window_s=None)
             network = MemoryNetwork(SystemClock(), islands=names, run=loaded.run.hash, settings=settings)
         network.identities[loaded.member.name] = loaded.identity
@@ -249,9 +249,11 @@ def children() -> Iterator[Callable[..., Child]]:
                 child.kill()
 
 
-def trainer(paths: RunPaths, name: str) -> tuple[Path, ...]:
-    """The log and the command line of the bundled trainer as one island."""
-    return (paths.root / f"{name}.log", "-m", "isthmus", "train", str(paths.root), "--island", name)
+def trainer(paths: RunPaths, name: str, ranks: int = 1, *options: str) -> tuple[Path, ...]:
+    """The log and the command line of the bundled trainer as one island, of several ranks by torchrun."""
+    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options)
+    command = ("-m", "isthmus", "train", str(paths.root), "--island", name)
+    return (paths.root / f"{name}.log", *(launch if ranks > 1 else ()), *command)
 
 
 def _merged(tables: Tables, changes: Tables) -> dict[str, dict[str, Any]]:

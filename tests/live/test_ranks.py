@@ -31,12 +31,6 @@ def start():
         yield start
 
 
-def ranks(paths: RunPaths, name: str, count: int = 2, *options: str) -> tuple[object, ...]:
-    """The log and the command line of the bundled trainer as one island of several ranks."""
-    log, *command = trainer(paths, name)
-    return (log, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options, *command)
-
-
 def workers_of(torchrun: Child) -> list[int]:
     """The processes of its ranks."""
     found = subprocess.run(["pgrep", "-P", str(torchrun.process.pid)], capture_output=True, text=True, check=True)
@@ -83,7 +77,7 @@ def test_two_sites_with_other_layouts_precisions_and_batches_train_one_model(tmp
 @pytest.mark.parametrize("east", ["", "tp = 2"], ids=["ddp", "tp"])
 def test_two_islands_of_two_ranks_end_with_one_model(tmp_path: Path, start: Callable[..., Child], east: str):
     paths = run_of_two(tmp_path / "run", east=east)
-    both = [start(*ranks(paths, name)) for name in ("west", "east")]
+    both = [start(*trainer(paths, name, 2)) for name in ("west", "east")]
     for child in both:
         child.ends_well()
     assert_one_model(paths)
@@ -91,7 +85,7 @@ def test_two_islands_of_two_ranks_end_with_one_model(tmp_path: Path, start: Call
 
 def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path, start: Callable[..., Child]):
     paths = run_of_two(tmp_path / "run", tokens=10_000_000)
-    west, east = start(*ranks(paths, "west")), start(*trainer(paths, "east"))
+    west, east = start(*trainer(paths, "west", 2)), start(*trainer(paths, "east"))
     until(lambda: len(records_of(paths, "east", records.Meeting)) > 4, "meetings", west, east)
     os.kill(workers_of(west)[-1], 9)
     assert west.ends() != 0
@@ -104,7 +98,7 @@ def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path,
 def test_torchrun_starts_an_island_again_from_its_checkpoint(tmp_path: Path, start: Callable[..., Child]):
     paths = run_of_two(tmp_path / "run", tokens=80_000)
     lay_out(paths, "west", ("every_steps = 100", "every_steps = 10"))
-    west = start(*ranks(paths, "west", 2, "--max-restarts=1"))
+    west = start(*trainer(paths, "west", 2, "--max-restarts=1"))
     east = start(*trainer(paths, "east"))
     until(lambda: len(records_of(paths, "west", records.Checkpoint)) > 1, "checkpoints", west, east)
     os.kill(workers_of(west)[0], 9)
@@ -124,7 +118,7 @@ def test_torchrun_starts_an_island_again_from_its_checkpoint(tmp_path: Path, sta
 def test_sigterm_lets_all_ranks_leave_at_one_step(tmp_path: Path, start: Callable[..., Child]):
     paths = run_of_two(tmp_path / "run", tokens=10_000_000)
     lay_out(paths, "west", ("wait_s = 20.0", "wait_s = 1.0"))
-    west = start(*ranks(paths, "west"))
+    west = start(*trainer(paths, "west", 2))
     until(lambda: last_step(paths, "west") > 20, "steps", west)
     west.signal(signal.SIGTERM)
     west.ends()
@@ -147,7 +141,7 @@ def test_what_ranks_cannot_divide_is_said_by_each_of_them_before_training(
 ):
     paths = run_of_two(tmp_path / "run", west="")
     lay_out(paths, "west", *changes)
-    west = start(*ranks(paths, "west"))
+    west = start(*trainer(paths, "west", 2))
     assert west.ends() != 0
     assert west.said().count(says) == 2
     assert "exitcode  : 2" in west.said()

@@ -33,10 +33,12 @@ def met(paths: RunPaths, name: str) -> set[str]:
 
 
 def test_an_island_is_added_to_a_run_and_another_removed_while_all_train(tmp_path: Path, capsys):
-    paths = write_text_run(tmp_path / "run", "us-east", "asia", "europe", tokens=3_000_000, more_texts=60)
+    more = {"more_texts": 60, "island": {"batch_size": 4}}
+    paths = write_text_run(tmp_path / "run", "us-east", "asia", "europe", tokens=6_000_000, **more)
+    change_file(paths.island("asia").config, ("fsdp = 1", "fsdp = 2"))
     at = sites(paths, "us-east", "asia", "europe")
     with children() as start:
-        running = {name: start(*trainer(at[name], name)) for name in at}
+        running = {name: start(*trainer(at[name], name, 2 if name == "asia" else 1)) for name in at}
         until(lambda: all(last_step(at[name], name) > 20 for name in at), "steps", *running.values())
         assert main(["roster", "add", str(paths.root), "india"]) == 0
         capsys.readouterr()

@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         "sign",
         help="sign roster.toml again after a change to it or to run.toml",
         description="Sign roster.toml, one version up, for run.toml as it now is. Needs owner.key. Give both files "
-        "to every site afterwards.",
+        "to every site afterwards; while islands train, run.toml stays as it is.",
     )
     add_run_dir(sign)
     sign.set_defaults(command=run_sign)
@@ -32,8 +32,8 @@ def add(commands: Commands) -> None:
         "add",
         help="add an island, in a slot of its own",
         description="Add an island to roster.toml and sign it, one version up. Needs owner.key. Without a certificate "
-        "the island's files and keys are written, too: give its site islands/NAME. Give roster.toml to every site; "
-        "islands read it when they start.",
+        "the island's files and keys are written, too: give its site islands/NAME. Give roster.toml to one site at "
+        "least; islands that train see it, go by it, and tell the others.",
     )
     add_run_dir(join)
     join.add_argument("name", metavar="NAME", help="its name: a-z, 0-9 and -")
@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
         "remove",
         help="take an island out",
         description="Take an island from roster.toml and sign it, one version up. Needs owner.key. Give the file to "
-        "every other site; islands read it when they start, and refuse the removed one from then on.",
+        "one other site at least; islands that train see it, tell the others, and refuse the removed one.",
     )
     add_run_dir(remove)
     remove.add_argument("name", metavar="NAME", help="its name")

@@ -261,7 +261,7 @@ class Engine:
         self.trainee.load_state_dict(state["trainee"])
         memory = Memory.decode(state["memory"], self.plan)
         for peer, fragment, edge in list(memory.all_edges()):
-            if not self.slow.knows_edge(peer, fragment):  # it joined the roster after all others were met
+            if not self.slow.references.has(peer, fragment):  # it joined the roster after all others were met
                 self.slow.clear(peer, fragment)
                 memory.edges[peer][fragment] = edge.change(reference=NO_REFERENCE)
         return memory

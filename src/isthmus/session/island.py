@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from isthmus.checkpoint import IslandLock, LoadedInfo, Reader, load_latest
 from isthmus.clock import SystemClock
-from isthmus.config import LoadedRun, load_run
 from isthmus.errors import CheckpointError, ConfigError
 from isthmus.island import Ranks, at_gateway, open_ranks, together
 from isthmus.observe import records
@@ -24,7 +23,7 @@ from isthmus.session.copies import Place
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
 from isthmus.session.frozen import check_state
-from isthmus.session.site import OpenLink, Site, files_digest, open_tcp_link
+from isthmus.session.site import OpenLink, Site, open_tcp_link, read_files
 from isthmus.session.steps import StepMeter
 from isthmus.session.trainee import Training
 from isthmus.session.waiting import Waiter
@@ -113,7 +112,7 @@ class Island:
             LinkError: The link cannot be opened.
         """
         ranks = open_ranks()
-        loaded = _read_files(ranks, Path(run_dir), name)
+        loaded = read_files(ranks, Path(run_dir), name)
         mixing = loaded.run.mixing
         cut = cut_model(
             model,
@@ -384,21 +383,6 @@ def _newest_checkpoint(site: Site) -> tuple[Mapping[str, Any] | None, LoadedInfo
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read", got=error, mend="Give the island access to it.") from error
     return (None, None) if found is None else found
-
-
-def _read_files(ranks: Ranks, run_dir: Path, name: str) -> LoadedRun:
-    """The files of a run, which must say the same to all ranks."""
-    loaded = together(ranks, lambda: load_run(run_dir, name))
-    digests = ranks.collect(files_digest(loaded))
-    differ = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if differ:
-        raise ConfigError(
-            f"the ranks of island {name} have read different run files",
-            got=f"other settings than rank 0's at ranks {differ}",
-            wanted="the same run.toml, island.toml and roster for all",
-            mend="Give all machines of the island the same run directory.",
-        )
-    return loaded
 
 
 def _whole_tokens(tokens: int) -> int:

@@ -46,9 +46,9 @@ class References:
         """Whether there is an entry for an edge."""
         return (peer, fragment) in self._met or fragment in self._initial
 
-    def keep(self, peers: tuple[str, ...]) -> None:
+    def keep(self, peers: Sequence[str]) -> None:
         """Forget the references of all but these, who are the other islands from now on."""
-        self._peers = peers
+        self._peers = tuple(peers)
         self._met = {key: reference for key, reference in self._met.items() if key[0] in peers}
 
     def next_of(self, peers: Sequence[str], fragment: int) -> Reference:

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ import torch
 import isthmus
 from isthmus.checkpoint import LocalStorage, incarnation_at, raise_incarnation
 from isthmus.clock import Clock
-from isthmus.config import LoadedRun, write_roster
-from isthmus.errors import IdentityError
+from isthmus.config import LoadedRun, load_run, write_roster
+from isthmus.errors import ConfigError, IdentityError
 from isthmus.identity import verify
-from isthmus.island import Alone, Ranks, TorchRanks, at_gateway, open_ranks
+from isthmus.island import Alone, Ranks, TorchRanks, at_gateway, open_ranks, together
 from isthmus.observe import records
 from isthmus.observe.journal import RecordWriter
 from isthmus.observe.narrator import Narrator
@@ -189,7 +190,7 @@ class Site:
         roster, self.newer = self.newer, None
         member = roster.find(self.loaded.member.name)
         self.loaded = replace(self.loaded, roster=roster, member=member or self.loaded.member)
-        self.model.slow.trade_with([peer.name for peer in roster.peers(self.loaded.member.name)])
+        self.model.slow.references.keep([peer.name for peer in roster.peers(self.loaded.member.name)])
         return member is not None
 
     def store_roster(self) -> str | None:
@@ -233,7 +234,22 @@ class Site:
         return (signed.header.sender, signed.header.run) == own
 
 
-def files_digest(loaded: LoadedRun) -> bytes:
+def read_files(ranks: Ranks, run_dir: Path, name: str) -> LoadedRun:
+    """The files of a run, which must say the same to all ranks."""
+    loaded = together(ranks, lambda: load_run(run_dir, name))
+    digests = ranks.collect(_files_digest(loaded))
+    differ = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if differ:
+        raise ConfigError(
+            f"the ranks of island {name} have read different run files",
+            got=f"other settings than rank 0's at ranks {differ}",
+            wanted="the same run.toml, island.toml and roster for all",
+            mend="Give all machines of the island the same run directory.",
+        )
+    return loaded
+
+
+def _files_digest(loaded: LoadedRun) -> bytes:
     """SHA-256 of what the files of a run say to one island."""
     said = (loaded.run.model_dump_json(), loaded.island.model_dump_json(), loaded.roster.model_dump_json())
     return hashlib.sha256("\n".join(said).encode()).digest()

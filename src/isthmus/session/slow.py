@@ -92,7 +92,7 @@ class SlowState:
             {group: group.empty().zero_() for group in matrices if group.kind is Kind.PARAMETER}
             for matrices in self._slow
         ]
-        self._references = References(self._slow, tuple(peers), self.fragments, self._ranks)
+        self.references = References(self._slow, tuple(peers), self.fragments, self._ranks)
         self._layouts: dict[tuple[int, str], dict[str, Slice]] = {}
         self._mixed_momentum = mixed_momentum
         self._outer: dict[int, tuple[float, float]] = {}
@@ -137,7 +137,7 @@ class SlowState:
 
     def has_reference(self, peer: str, fragment: int) -> bool:
         """Whether both ends of an edge share a reference of this fragment."""
-        return self._references.of(peer, fragment) is not None
+        return self.references.of(peer, fragment) is not None
 
     def payload_bytes(self, fragment: int, codec: str) -> int:
         """Length of a publication's payload.
@@ -177,7 +177,7 @@ class SlowState:
 
     def _encode(self, peer: str, fragment: int, codec: str, payload: memoryview | Tensor) -> float:
         """Fill this rank's share; the sum of squares of what it coarsens."""
-        reference = None if codec == WHOLE_CODEC else self._references.of(peer, fragment)
+        reference = None if codec == WHOLE_CODEC else self.references.of(peer, fragment)
         layout = self._layout(fragment, codec)
         scratch = Scratch(self._groups[fragment], 1)
         total = 0.0
@@ -239,8 +239,8 @@ class SlowState:
         fragment, weights = order.fragment, merge_weights(order)
         layouts = [self._layout(fragment, header.codec) for header in order.headers]
         whole = order.mode is Mode.MERGE  # what is published there, is so without a reference
-        reference = None if whole else self._references.of(order.peers[0], fragment)
-        merged = self._references.next_of(order.peers, fragment)
+        reference = None if whole else self.references.of(order.peers[0], fragment)
+        merged = self.references.next_of(order.peers, fragment)
         scratch = Scratch(self._groups[fragment], len(payloads) + 1)
         with self._fast.fetched(self._names(fragment)):
             for group, piece in self._pieces(fragment):
@@ -256,27 +256,19 @@ class SlowState:
                     mixing.published(before, own, out=published)
                 mixing.merge_reference(before, decoded, weights, out=after)
                 self._apply(order, group, piece, published, after)
-        self._references.set(order.peers, fragment, merged)
+        self.references.set(order.peers, fragment, merged)
         return self.reference_hash(order.peers[0], fragment)
 
     def clear(self, peer: str, fragment: int) -> None:
         """Forget an edge's reference: c = 0."""
-        self._references.set([peer], fragment, None)
-
-    def knows_edge(self, peer: str, fragment: int) -> bool:
-        """Whether it is known what an edge refers to, be it nothing."""
-        return self._references.has(peer, fragment)
-
-    def trade_with(self, peers: Collection[str]) -> None:
-        """These are the other islands from now on; references of others are forgotten."""
-        self._references.keep(tuple(peers))
+        self.references.set([peer], fragment, None)
 
     def reference_hash(self, peer: str, fragment: int) -> bytes:
         """H(c): SHA-256 over the SHA-256 of all leaves of the reference (``rows.py``), in entry order.
 
         ``NO_REFERENCE`` where there is none.
         """
-        reference = self._references.of(peer, fragment)
+        reference = self.references.of(peer, fragment)
         return NO_REFERENCE if reference is None else self._hash(fragment, reference)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
@@ -317,7 +309,7 @@ class SlowState:
             "masters": masters,
             "velocity": self._saved(self._velocity),
             "outer": dict(self._outer),
-            **self._references.state_dict(),
+            **self.references.state_dict(),
         }
 
     @torch.no_grad()
@@ -332,7 +324,7 @@ class SlowState:
         take("master", self._fast.masters, state["masters"])
         self._fast.mirror(self._fast.masters)
         self._outer = {fragment: (outer_lr, momentum) for fragment, (outer_lr, momentum) in state["outer"].items()}
-        self._references.load_state_dict(state)
+        self.references.load_state_dict(state)
 
     def _saved(self, all_matrices: Sequence[Matrices]) -> dict[str, Tensor | Part]:
         """What ``state_dict`` gives of the whole model."""
