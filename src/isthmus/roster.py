@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from isthmus.addresses import split_address
 from isthmus.errors import IdentityError
 from isthmus.identity import OwnerKey, certificate_from_base64, certificate_name, verify_owner
+from isthmus.windows import check_window, closes_at
 
 MAX_SLOT = 63
 """The highest slot: a run has at most 64 islands, six dimensions."""
@@ -59,6 +60,12 @@ class Member(_Frozen):
     )
     addresses: tuple[Address, ...] = Field(
         default=(), description="Where others reach it; empty for an island that only dials out."
+    )
+
+    windows: tuple[Annotated[str, AfterValidator(check_window)], ...] = Field(
+        default=(),
+        description="When its capacity is there: 22:00/06:00 (UTC, every day), from one moment to another (ISO 8601, "
+        "with a slash between), or PT4H from its start; empty for always.",
     )
 
     @property
@@ -110,6 +117,12 @@ class Roster(_Frozen):
             if island.slot == slot:
                 return island
         raise KeyError(slot)
+
+    def away(self, wall_s: float) -> frozenset[str]:
+        """The islands whose windows say that they are not there at ``wall_s``, in seconds since the epoch."""
+        return frozenset(
+            island.name for island in self.islands if closes_at(island.windows, wall_s, started_s=wall_s) is None
+        )
 
     def peers(self, name: str) -> tuple[Member, ...]:
         """All islands but ``name``, by slot."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.arguments import add_run_dir
+from isthmus.windows import WINDOW_FORMS
 
 if TYPE_CHECKING:
     from isthmus.cli.arguments import Commands
@@ -49,6 +50,19 @@ def add(commands: Commands) -> None:
     add_run_dir(remove)
     remove.add_argument("name", metavar="NAME", help="its name")
     remove.set_defaults(command=run_remove)
+    windows = parts.add_parser(
+        "windows",
+        help="say when an island's capacity is there",
+        description="Set an island's windows in roster.toml and sign it, one version up: it waits until one opens, "
+        "publishes what it has, saves and leaves before it closes, and the others do not wait for it meanwhile. Needs "
+        "owner.key. Give the file to one site at least.",
+    )
+    add_run_dir(windows)
+    windows.add_argument("name", metavar="NAME", help="its name")
+    windows.add_argument(
+        "windows", metavar="WINDOW", nargs="*", help=f"{WINDOW_FORMS}; none: its capacity is always there"
+    )
+    windows.set_defaults(command=run_windows)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -85,6 +99,14 @@ def run_remove(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_windows(args: argparse.Namespace) -> int:
+    """Set an island's windows and print the roster."""
+    from isthmus.config import set_windows
+
+    _print_roster(set_windows(args.run_dir, args.name, args.windows))
+    return 0
+
+
 def _print_roster(roster: Roster) -> None:
     from isthmus.identity import certificate_fingerprint
     from isthmus.roster import partners
@@ -93,5 +115,7 @@ def _print_roster(roster: Roster) -> None:
     for island in sorted(roster.islands, key=lambda island: island.slot):
         trades = ", ".join(roster.at(partner.slot).name for partner in partners(island.slot, roster.slots))
         where = ", ".join(island.addresses) or "dials out"
+        there = f"; there {', '.join(island.windows)}" if island.windows else ""
         fingerprint = certificate_fingerprint(island.certificate_pem)[:16]
-        print(f"  slot {island.slot:2d}  {island.name}  {where}  key {fingerprint}  trades with {trades or 'nobody'}")
+        trades = f"trades with {trades or 'nobody'}"
+        print(f"  slot {island.slot:2d}  {island.name}  {where}  key {fingerprint}  {trades}{there}")

@@ -6,7 +6,7 @@ the owner, ``island.toml`` is an island's own. ``load_run`` reads them all and s
 
 from isthmus.config.island import DEFAULT_SOURCES, IslandConfig
 from isthmus.config.load import LoadedRun, SharedFiles, load_run, load_shared
-from isthmus.config.membership import add_island, remove_island, sign_again, write_roster
+from isthmus.config.membership import add_island, remove_island, set_windows, sign_again, write_roster
 from isthmus.config.paths import IslandPaths, RunPaths
 from isthmus.config.rooms import resolve_model
 from isthmus.config.run import BYTE_TOKENS, OWN_MODEL, RunConfig
@@ -28,6 +28,7 @@ __all__ = [
     "load_shared",
     "remove_island",
     "resolve_model",
+    "set_windows",
     "sign_again",
     "write_example",
     "write_roster",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.config.island import IslandConfig
@@ -72,14 +73,26 @@ def remove_island(run_dir: Path, name: str) -> Roster:
         ConfigError: There is no such island, or no other.
     """
     shared = _Shared(run_dir)
-    gone = shared.roster.find(name)
-    if gone is None:
-        known = [island.name for island in shared.roster.islands]
-        raise ConfigError("there is no such island in the roster", got=name, mend=nearest(name, known))
+    gone = shared.member(name)
     rest = tuple(island for island in shared.roster.islands if island is not gone)
     if not rest:
         raise ConfigError("a run has at least one island", got=f"{name} is the only one")
     return shared.write(rest, retired=(*shared.roster.retired, gone.slot))
+
+
+def set_windows(run_dir: Path, name: str, windows: Sequence[str]) -> Roster:
+    """Say when an island's capacity is there; no windows: always.
+
+    Raises:
+        ConfigError: There is no such island, or something is no window.
+    """
+    shared = _Shared(run_dir)
+    member = shared.member(name)
+    problems = list[Problem]()
+    changed = validated(shared.paths.roster, Member, member.model_dump() | {"windows": tuple(windows)}, problems)
+    raise_problems(problems)
+    assert changed is not None
+    return shared.write(tuple(changed if island is member else island for island in shared.roster.islands))
 
 
 def write_roster(paths: RunPaths, roster: Roster) -> None:
@@ -102,6 +115,14 @@ class _Shared:
         self.run: RunConfig = run
         self.roster: Roster = roster
         self.owner: OwnerKey = owner
+
+    def member(self, name: str) -> Member:
+        """The island of a name; ConfigError if there is none."""
+        found = self.roster.find(name)
+        if found is None:
+            known = [island.name for island in self.roster.islands]
+            raise ConfigError("there is no such island in the roster", got=name, mend=nearest(name, known))
+        return found
 
     def free_slot(self) -> int:
         """The lowest slot that no island ever had."""

@@ -78,6 +78,8 @@ def _told(record: Record) -> tuple[Severity, str, str] | None:
 def _told_peer(record: PeerChange) -> tuple[Severity, str, str]:
     if record.ended:
         return "info", "peer ended", f"{record.peer} has ended and left"
+    if record.left:
+        return "info", "peer left", f"{record.peer} has left: {record.reason}"
     if not record.up:
         return "warning", "peer down", f"lost {record.peer}" + (f": {record.reason}" if record.reason else "")
     rtt = "" if record.rtt_s is None else f", {format_duration(record.rtt_s)} round trip"

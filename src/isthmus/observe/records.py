@@ -207,7 +207,10 @@ class Meeting(Common, frozen=True, kw_only=True, tag_field="kind", tag="meeting"
 
 
 class PeerChange(Common, frozen=True, kw_only=True, tag_field="kind", tag="peer"):
-    """A peer can be reached, or no longer can; ``reason`` is for people. ``ended``: it was done, and has left."""
+    """A peer can be reached, or no longer can; ``reason`` is for people.
+
+    ``left``: it has said that it leaves; ``ended``: it was done.
+    """
 
     peer: str
     up: bool
@@ -215,6 +218,7 @@ class PeerChange(Common, frozen=True, kw_only=True, tag_field="kind", tag="peer"
     incarnation: int = 0
     rtt_s: float | None = None
     ended: bool = False
+    left: bool = False
 
 
 class Alarm(Common, frozen=True, kw_only=True, tag_field="kind", tag="alarm"):

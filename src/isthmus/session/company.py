@@ -35,6 +35,7 @@ class Company:
         self.heard: set[str] = set()
         self.misfits: set[str] = set()
         self.other_start: set[str] = set()
+        self.away: frozenset[str] = frozenset()
         self._plan, self._memory, self._incarnation = plan, memory, incarnation
         self._layout_lines, self._outbox = layout_lines, outbox
         self._alive: set[str] = set()
@@ -46,6 +47,11 @@ class Company:
     def living(self) -> list[str]:
         """Islands that can be reached and whose model fits, by name."""
         return sorted(self._alive - self.misfits)
+
+    @property
+    def unheard(self) -> set[str]:
+        """Islands that have not said HELLO, and may yet: their models fit, and their windows are open."""
+        return set(self._plan.peers) - self.heard - self.misfits - (self.away - self._alive)
 
     def reaches(self, peer: str) -> bool:
         """Whether the link to a peer is up."""

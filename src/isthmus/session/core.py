@@ -99,7 +99,7 @@ class Core:
         """The islands that a joining, finishing or done island waits for."""
         peers, company = set(self.plan.peers), self.company
         if self.phase is Phase.JOINING and self.memory.complete:
-            return tuple(sorted(peers - company.heard - company.misfits))
+            return tuple(sorted(company.unheard))
         if self.phase is Phase.JOINING:
             return self._trade.donors
         if self.phase is Phase.FINISHING and self.plan.rule == "pair":
@@ -283,7 +283,7 @@ class Core:
         if not self.memory.complete:
             self._join_as_newcomer()
             return
-        if set(self.plan.peers) - company.heard - company.misfits and waited_s < self.plan.join_wait_s:
+        if company.unheard and waited_s < self.plan.join_wait_s:
             return
         ahead = sorted(peer for peer in company.heard if peers[peer].complete and peers[peer].rounds > 1)
         lower = sorted(p for p in company.other_start if peers[p].complete and self.plan.peers[p] < self.plan.slot)

@@ -38,7 +38,8 @@ class Effects:
     ``check_held`` refuses a header that claims to be one's own but was not signed by this island; ``sign_plan`` signs
     plans for the end of the run, and ``check_plan`` refuses others' that their authors did not sign. ``accord`` is what
     the ranks of an island of several agree by. ``hear_roster`` says of a roster whether it is newer than the one in
-    force, and ``roster_document`` is that. ``keeper`` saves checkpoints; None saves them to ``storage`` at once.
+    force, and ``roster_document`` is that; ``away`` says which islands are not there by their windows, alike at all
+    ranks. ``keeper`` saves checkpoints; None saves them to ``storage`` at once.
     """
 
     link: Link
@@ -53,5 +54,6 @@ class Effects:
     check_plan: Callable[[EndPlan, bytes], bool] = lambda plan, signature: True
     hear_roster: Callable[[str], bool] = lambda document: False
     roster_document: Callable[[], str] = lambda: ""
+    away: Callable[[], frozenset[str]] = frozenset
     accord: Accord | None = None
     keeper: Keeper | None = None

@@ -67,7 +67,7 @@ class RunEnd:
         """The islands that this one waits for."""
         state = self._state
         if state.plan is None:
-            return tuple(sorted(self._expected() - state.standings.keys()))
+            return tuple(sorted(self._coming() - state.standings.keys()))
         partners = {step.other(self._plan.name) for _, _, step in self._open_steps()}
         if not partners:
             partners = {name for name, each in self._present().items() if not _has_voted(each, state.plan)}
@@ -181,6 +181,10 @@ class RunEnd:
         going = {name for name in self._plan.peers if peers[name].phase is not Phase.DONE or name in living}
         return self._company.takers(going) | {self._plan.name}
 
+    def _coming(self) -> set[str]:
+        """Those of them that are not away by their windows."""
+        return self._expected() - (self._company.away - set(self._company.living))
+
     def _present(self, now_s: float | None = None) -> dict[str, Standing]:
         """Those that have said where they stand, and not too long ago."""
         state = self._state
@@ -203,7 +207,7 @@ class RunEnd:
         if min(present, key=self._slots.__getitem__, default="") != self._plan.name:
             return
         waited = now_s - state.since_s >= self._plan.finish_wait_s
-        if state.plan is None and not (waited or self._expected() <= present.keys()):
+        if state.plan is None and not (waited or self._coming() <= present.keys()):
             return
         if state.plan is not None and not self._fails(state.plan, present, waited=waited):
             return

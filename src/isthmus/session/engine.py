@@ -110,6 +110,7 @@ class Engine:
             fresh=state is None,
             layout_lines=self.effects.layout_lines,
         )
+        self.core.company.away = self.effects.away()
         elements = tuple(fragment.numel for fragment in self.slow.fragments)
         self.journal = Journal(self.plan.name, self.effects.clock, self.memory, self.effects.sink, elements)
         self._departing: dict[int, _Departing] = {}
@@ -147,6 +148,7 @@ class Engine:
 
     def finish(self) -> None:
         """Begin the end of the run; ``pump`` until ``phase`` is done."""
+        self.core.company.away = self.effects.away()
         self.core.finish(self.now_s())
         self.journal.write(records.PhaseChange(**self.journal.stamp(), phase=self.phase))
         self.pump()

@@ -126,6 +126,7 @@ class Island:
         )
         training = Training(model, optimizer, data, ranks, masters)
         site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
+        site.wait_for_window()
         island = cls(site)
         island._get_ready()
         return island
@@ -182,8 +183,8 @@ class Island:
         """
         whole = _whole_tokens(tokens)
         with self._meter.measure(tokens=whole, loss=loss):
-            if self._site.notice.reason is not None and self._stop_reason is None:
-                self.request_stop(self._site.notice.reason)
+            if self._stop_reason is None and (reason := self._site.must_leave) is not None:
+                self.request_stop(reason)
             self.engine.trained(tokens=whole, cursor=self._site.training.cursor)
             if self.engine.phase is Phase.JOINING:
                 with self._meter.blocked():

@@ -12,9 +12,11 @@ from isthmus.session.keeping import Kept
 from isthmus.session.memory import Memory
 from isthmus.session.orders import Arrive, Mode
 from isthmus.terms import (
+    Goodbye,
     Header,
     LinkEvent,
     LinkSample,
+    MessageReceived,
     PeerDown,
     PeerUp,
     PublicationReceived,
@@ -40,6 +42,7 @@ class Journal:
         self._num_elements = num_elements
         self._started_s = clock.now_s()
         self._departed_s: dict[int, float] = {}
+        self._goodbyes: dict[str, str] = {}
 
     def stamp(self) -> records.Stamp:
         """The fields that every record shares."""
@@ -127,15 +130,21 @@ class Journal:
                     self.write(
                         records.PeerChange(**self.stamp(), peer=peer, up=True, incarnation=incarnation, rtt_s=rtt_s)
                     )
+                case MessageReceived(peer, Goodbye(why)):
+                    self._goodbyes[peer] = why
                 case PeerDown(peer, reason):
-                    ended = self._memory.has_ended(peer)
-                    self.write(records.PeerChange(**self.stamp(), peer=peer, up=False, reason=reason, ended=ended))
+                    self._lost(peer, reason)
                 case PublicationSent():
                     self._sent(event)
                 case PublicationReceived():
                     self._received(event)
                 case _:
                     pass
+
+    def _lost(self, peer: str, reason: str) -> None:
+        why, ended = self._goodbyes.pop(peer, None), self._memory.has_ended(peer)
+        left, reason = why is not None, why or reason
+        self.write(records.PeerChange(**self.stamp(), peer=peer, up=False, reason=reason, left=left, ended=ended))
 
     def freeze(self) -> JournalState:
         """When the island started, and each fragment departed last."""

@@ -26,6 +26,7 @@ from isthmus.observe.narrator import Narrator
 from isthmus.roster import Roster
 from isthmus.schedule import OuterPlan, OuterStep
 from isthmus.session.accord import Accord
+from isthmus.session.capacity import wait_for_window, why_leave
 from isthmus.session.cutting import Cut
 from isthmus.session.effects import Effects
 from isthmus.session.engine import Engine
@@ -101,6 +102,7 @@ class Site:
     keeper: Keeper | None = field(init=False)
     watch: RosterWatch | None = field(init=False)
     newer: Roster | None = field(default=None, init=False)
+    _started_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.storage = LocalStorage(self.loaded.own_paths.checkpoints)
@@ -142,6 +144,7 @@ class Site:
             check_plan=self.is_signed,
             hear_roster=self.hear_roster,
             roster_document=self.loaded.roster.model_dump_json,
+            away=self.away,
             accord=None if self.ranks.size == 1 else self.accord,
             keep_checkpoints=self.loaded.island.checkpoint.keep,
             keeper=self.keeper,
@@ -174,6 +177,23 @@ class Site:
 
     def _watching(self, link: Link) -> Link:
         return link if self.watch is None else WatchingLink(link, self.watch)
+
+    def away(self) -> frozenset[str]:
+        """The islands that are not there by their windows, as the gateway's clock has it."""
+        names = ",".join(sorted(self.loaded.roster.away(self.clock.wall_s())))
+        return frozenset(filter(None, self.ranks.collect(names.encode())[0].decode().split(",")))
+
+    def wait_for_window(self) -> None:
+        """Wait until this island's own window opens; the others do not wait for it meanwhile."""
+        self._started_s = wait_for_window(self.loaded.member, self.clock)
+
+    @property
+    def must_leave(self) -> str | None:
+        """Why the island is to leave now: a notice, or the end of its window, less the time that leaving takes."""
+        grace_s = self.loaded.island.leave.grace_s
+        return self.notice.reason or why_leave(
+            self.loaded.member, self.clock, started_s=self._started_s, grace_s=grace_s
+        )
 
     def hear_roster(self, document: str) -> bool:
         """Whether this is a newer roster of this run; the island goes by it from its next step boundary on."""
