@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -203,6 +203,15 @@ def in_memory(paths: RunPaths, *later: str) -> Callable[[LoadedRun, int], Link]:
     return open_link
 
 
+def children_of(pid: int, command: str = "") -> list[int]:
+    """The processes that a process started and that have not ended, all or those of a command line."""
+    pattern = ("-f", command) if command else ()
+    found = subprocess.run(
+        ["pgrep", "-r", "D,R,S,T,t", "-P", str(pid), *pattern], check=False, capture_output=True, text=True
+    )
+    return [int(child) for child in found.stdout.split()]
+
+
 class Child:
     """One island in a process of its own, its words in a file."""
 
@@ -220,8 +229,15 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def workers(self) -> list[int]:
+        """The processes it started: the ranks of a torchrun, each in a session of its own."""
+        return children_of(self.process.pid)
+
     def kill(self) -> None:
-        self.process.kill()
+        """Kills it and its workers, which would train on without it."""
+        for pid in (self.process.pid, *self.workers()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def ends(self) -> int:

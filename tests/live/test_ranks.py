@@ -31,12 +31,6 @@ def start():
         yield start
 
 
-def workers_of(torchrun: Child) -> list[int]:
-    """The processes of its ranks."""
-    found = subprocess.run(["pgrep", "-P", str(torchrun.process.pid)], capture_output=True, text=True, check=True)
-    return [int(pid) for pid in found.stdout.split()]
-
-
 def lay_out(paths: RunPaths, name: str, *changes: tuple[str, str]) -> None:
     change_file(paths.island(name).root / "island.toml", *changes)
 
@@ -87,7 +81,7 @@ def test_a_lost_rank_takes_its_island_down_and_the_other_goes_on(tmp_path: Path,
     paths = run_of_two(tmp_path / "run", tokens=10_000_000)
     west, east = start(*trainer(paths, "west", 2)), start(*trainer(paths, "east"))
     until(lambda: len(records_of(paths, "east", records.Meeting)) > 4, "meetings", west, east)
-    os.kill(workers_of(west)[-1], 9)
+    os.kill(west.workers()[-1], 9)
     assert west.ends() != 0
     assert "another rank of this island was lost" in west.said()
     step = last_step(paths, "east")
@@ -101,7 +95,7 @@ def test_torchrun_starts_an_island_again_from_its_checkpoint(tmp_path: Path, sta
     west = start(*trainer(paths, "west", 2, "--max-restarts=1"))
     east = start(*trainer(paths, "east"))
     until(lambda: len(records_of(paths, "west", records.Checkpoint)) > 1, "checkpoints", west, east)
-    os.kill(workers_of(west)[0], 9)
+    os.kill(west.workers()[0], 9)
     for child in (west, east):
         child.ends_well()
     assert_one_model(paths)
