@@ -35,6 +35,11 @@ def departures(step: int, *, window_steps: int, num_fragments: int) -> tuple[int
     )
 
 
+def meetings_to_all(num_islands: int) -> int:
+    """Meetings a round after which the progress of each has reached all: log2 of the islands, rounded up, at least 1."""
+    return max(1, (num_islands - 1).bit_length())
+
+
 def slot_s(step_s: float, *, window_steps: int, num_fragments: int, meetings: int = 1) -> float:
     """Seconds over which a publication is spread: H/P steps of ``step_s``, the time between two departures.
 

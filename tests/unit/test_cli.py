@@ -281,6 +281,15 @@ def test_a_plan_of_a_run_follows_its_files(run_dir: Path, capsys: pytest.Capture
     assert plan["link_bits_per_s"] == plan["window_bytes"] * 8 / 50
 
 
+def test_a_plan_of_many_islands_has_meetings_that_reach_all_and_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = {}
+    for islands in (2, 8, 64):
+        assert main(["plan", "--islands", str(islands), "--json"]) == 0
+        plans[islands] = json.loads(capsys.readouterr().out)
+    assert [plan["mixing"]["meetings"] for plan in plans.values()] == [1, 3, 6]
+    assert plans[64]["window_bytes"] == 2 * plans[8]["window_bytes"] == 6 * plans[2]["window_bytes"]
+
+
 def test_a_plan_of_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--preset", "nanoo"]) == 2
     assert "32b" in capsys.readouterr().err

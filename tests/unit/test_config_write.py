@@ -23,6 +23,12 @@ def test_an_example_is_loaded_by_both_islands_and_has_defaults(tmp_path: Path) -
         assert loaded.window_steps == 50
 
 
+def test_an_example_of_many_islands_has_meetings_that_reach_all(tmp_path: Path) -> None:
+    for islands, meetings in ((1, 1), (2, 1), (3, 2), (8, 3), (64, 6)):
+        names = [f"island-{slot}" for slot in range(islands)]
+        assert write_example(tmp_path / f"of-{islands}", names).mixing.meetings == meetings
+
+
 def test_private_keys_are_for_the_owner_alone(tmp_path: Path) -> None:
     write_example(tmp_path / "run")
     paths = RunPaths(tmp_path / "run")

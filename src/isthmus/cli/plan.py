@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     from isthmus.cli.sizes import run_sizes
 
     model, mixing, train, islands = _source(args)
-    islands = args.islands or islands
     sizes = run_sizes(model, mixing, islands=islands, optimizer=train.optimizer)
     rate = sizes.link_bits_per_s(window_steps=mixing.window_steps, step_s=args.step_s)
     if args.json:
@@ -64,11 +63,14 @@ def _source(args: argparse.Namespace) -> tuple[ModelConfig, MixingTable, TrainTa
     from isthmus.config import load_shared, resolve_model
     from isthmus.config.run import MixingTable, TrainTable
     from isthmus.model import preset
+    from isthmus.schedule import meetings_to_all
 
     if args.run_dir is None:
-        return preset(args.preset), MixingTable(), TrainTable(), 2
+        islands = args.islands or 2
+        return preset(args.preset), MixingTable(meetings=meetings_to_all(islands)), TrainTable(), islands
     shared = load_shared(args.run_dir)
-    return resolve_model(shared.run.model), shared.run.mixing, shared.run.train, len(shared.roster.islands)
+    islands = args.islands or len(shared.roster.islands)
+    return resolve_model(shared.run.model), shared.run.mixing, shared.run.train, islands
 
 
 def _print_parameters(sizes: RunSizes, mixing: MixingTable) -> None:

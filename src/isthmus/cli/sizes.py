@@ -61,7 +61,7 @@ class RunSizes:
 def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int, optimizer: str) -> RunSizes:
     """The sizes of ``model`` under ``mixing`` and ``optimizer`` in a run of so many islands, from the meta device.
 
-    An island publishes a fragment once a window: to one partner, or by the mesh rule to all others.
+    In a window an island publishes each fragment for every meeting, to one partner, or by the mesh rule once to all.
     """
     import torch
 
@@ -80,10 +80,11 @@ def run_sizes(model: ModelConfig, mixing: MixingTable, *, islands: int, optimize
     counts = num_parameters(model)
     elements = sum(fragment.elements for fragment in fragments)
     payload = sum(fragment.payload_bytes for fragment in fragments)
-    receivers, references = (islands - 1, 1) if mixing.rule == "mesh" else (1, math.ceil(math.log2(islands)))
+    mesh = mixing.rule == "mesh"
+    receivers, references = (islands - 1, 1) if mesh else (1, math.ceil(math.log2(islands)))
     memory = MemoryNeed(
         training_bytes=counts.total * 2 * _FP32_BYTES + state_bytes(decoder, optimizer),
         mixing_bytes=elements * _FP32_BYTES * (2 + references),
         open_bytes=payload * (1 + receivers),
     )
-    return RunSizes(counts.total, counts.active, fragments, payload * receivers, memory)
+    return RunSizes(counts.total, counts.active, fragments, payload * receivers * mixing.meetings, memory)

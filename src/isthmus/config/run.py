@@ -86,7 +86,8 @@ class MixingTable(Table):
         ge=1,
         le=6,
         description="Meetings that follow a departure, one after the other, each with another partner: log2 of the "
-        "islands spread a round's progress to all before the next, for as many times the bytes.",
+        "islands spread a round's progress to all before the next, and train as a mesh does or better, for as many "
+        "times the bytes.",
     )
     momentum: Literal["local", "mixed"] = Field(
         default="local",

@@ -25,6 +25,7 @@ from isthmus.identity import (
     create_owner_key,
 )
 from isthmus.roster import Roster, sign_roster
+from isthmus.schedule import meetings_to_all
 
 Tables = Mapping[str, Mapping[str, Any]]
 """Values of a TOML file by table and key; what is absent has its default."""
@@ -125,7 +126,11 @@ def write_example(
         if name not in names:
             raise ConfigError("an address is of no island", got=name, mend=nearest(name, names))
     name = re.sub(r"[^a-z0-9-]+", "-", run_dir.resolve().name.lower()).strip("-")[:32] or "run"
-    tables: Tables = {"run": {"name": name, "token_budget": token_budget}, "model": {"preset": preset}}
+    tables: Tables = {
+        "run": {"name": name, "token_budget": token_budget},
+        "model": {"preset": preset},
+        "mixing": {"meetings": meetings_to_all(len(names))},
+    }
     return write_run(
         run_dir,
         tables,

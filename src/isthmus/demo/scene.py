@@ -12,6 +12,7 @@ from isthmus.config import NewIsland, RunPaths, write_run
 from isthmus.island import native_bf16
 from isthmus.model import num_parameters, preset
 from isthmus.observe.runfiles import STANDARD_NAME
+from isthmus.schedule import meetings_to_all
 from isthmus.transport.ports import free_address
 from isthmus.transport.relay import ShaperOptions
 from isthmus.transport.shaper_process import ShaperProcess
@@ -169,7 +170,7 @@ def run_tables(scene: Scene, name: str, tokens: int, learning_rate: float) -> di
             "window_steps": scene.windows["us-east"],
             "fragments": FRAGMENTS,
             "flight_steps": FLIGHT_STEPS if scene.islands == 2 else MANY_FLIGHT_STEPS,
-            "meetings": (scene.islands - 1).bit_length(),
+            "meetings": meetings_to_all(scene.islands),
             "calm_share": CALM_SHARE,
         },
         "train": {
