@@ -36,7 +36,7 @@ def departures(step: int, *, window_steps: int, num_fragments: int) -> tuple[int
 
 
 def meetings_to_all(num_islands: int) -> int:
-    """Meetings a round after which the progress of each has reached all: log2 of the islands, rounded up, at least 1."""
+    """Meetings a round after which each one's progress has reached all: log2 of the islands, rounded up."""
     return max(1, (num_islands - 1).bit_length())
 
 
