@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -64,8 +66,12 @@ class OwnerKey:
         return self._key.sign(data)
 
 
-def create_identity(name: str) -> Identity:
+def create_identity(name: str, hosts: Sequence[str] = ()) -> Identity:
     """Make a new key and its self-signed certificate for the island ``name``.
+
+    Args:
+        name: Who it is.
+        hosts: Host names and addresses that the certificate is made out to, for those who look at that.
 
     Raises:
         IdentityError: ``name`` is empty or longer than the 64 characters that a certificate can hold.
@@ -73,7 +79,9 @@ def create_identity(name: str) -> Identity:
     if not 1 <= len(name) <= 64:
         raise IdentityError("an island's name does not fit a certificate", got=repr(name), wanted="1 to 64 characters")
     key = Ed25519PrivateKey.generate()
-    certificate = _certificate(subject=name, public_key=key.public_key(), issuer=name, issuer_key=key, authority=True)
+    certificate = _certificate(
+        subject=name, public_key=key.public_key(), issuer=name, issuer_key=key, authority=True, hosts=hosts
+    )
     return Identity(name, _private_pem(key), certificate)
 
 
@@ -226,6 +234,7 @@ def _certificate(
     issuer: str,
     issuer_key: Ed25519PrivateKey,
     authority: bool,
+    hosts: Sequence[str] = (),
 ) -> bytes:
     unused = ("crl_sign", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = x509.KeyUsage(
@@ -249,10 +258,20 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(issuer_id, critical=False)
     )
+    if hosts:
+        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        builder = builder.add_extension(names, critical=False)
     if not authority:
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
     return builder.sign(issuer_key, None).public_bytes(serialization.Encoding.PEM)
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _common_name(name: str) -> x509.Name:

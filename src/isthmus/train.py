@@ -46,7 +46,7 @@ from isthmus.observe.summary import write_summary
 from isthmus.optim import build_optimizer
 from isthmus.schedule import learning_rate_scale
 from isthmus.scoring import NamedScore, Scorer, held_out_specs
-from isthmus.session import Island, open_tcp_link
+from isthmus.session import Island, Lease, hold_lease, open_tcp_link
 
 log = logging.getLogger("isthmus")
 
@@ -70,18 +70,24 @@ class Drill:
 NO_DRILL = Drill()
 
 
-def run_island(run_dir: Path, name: str, drill: Drill = NO_DRILL) -> int:
+def run_island(run_dir: Path, name: str | None, drill: Drill = NO_DRILL) -> int:
     """Train as one island of a run until its token budget is spent, then evaluate and export the joint model.
+
+    Args:
+        run_dir: The run directory.
+        name: The island; None for any that is free of those that are leased.
+        drill: What to do otherwise than the files say.
 
     Returns:
         The exit code: 0 when done or when asked to leave.
     """
-    loaded = load_run(run_dir, name)
-    with start_ranks(loaded.island.island.device):
-        return _run_island(run_dir, loaded, drill)
+    with hold_lease(run_dir, name) as lease:
+        loaded = load_run(run_dir, lease.name)
+        with start_ranks(loaded.island.island.device):
+            return _run_island(run_dir, lease, loaded, drill)
 
 
-def _run_island(run_dir: Path, loaded: LoadedRun, drill: Drill) -> int:
+def _run_island(run_dir: Path, lease: Lease, loaded: LoadedRun, drill: Drill) -> int:
     name = loaded.member.name
     own, run = loaded.island.island, loaded.run
     if own.threads is not None:
@@ -95,7 +101,7 @@ def _run_island(run_dir: Path, loaded: LoadedRun, drill: Drill) -> int:
 
     with Island.join(
         run_dir,
-        name=name,
+        name=lease,
         model=trainer.layout.model,
         optimizer=trainer.optimizer,
         data=texts.stream,

@@ -184,7 +184,7 @@ def test_a_file_that_is_gone_says_nothing_and_a_wrong_one_is_an_alarm_once(paths
 
 def test_what_the_file_says_is_heard_on_the_link(paths: RunPaths):
     watch = RosterWatch(RosterFile(paths.root, "asia"), 0.01)
-    link: Link = WatchingLink(in_memory(paths)(load_run(paths.root, "asia"), 1), watch)
+    link: Link = WatchingLink(in_memory(paths)(load_run(paths.root, "asia"), 1), [watch])
     _, new = two_versions(paths)
     heard: list[object] = []
     until(lambda: heard.extend(link.poll()) or heard, "the roster")

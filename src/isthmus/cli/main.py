@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from isthmus import __version__
-from isthmus.cli import chaos, demo, evaluate, init, lab, plan, report, roster, shape, status, train
+from isthmus.cli import chaos, demo, evaluate, init, lab, leases, plan, report, roster, shape, status, train
 from isthmus.errors import IsthmusError
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells expect it."""
 
-_COMMANDS = (init, demo, train, status, report, evaluate, roster, plan, lab, shape, chaos)
+_COMMANDS = (init, demo, train, status, report, evaluate, roster, leases, plan, lab, shape, chaos)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

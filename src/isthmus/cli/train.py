@@ -21,7 +21,11 @@ def add(commands: Commands) -> None:
         "and SIGTERM save and leave; the same command then resumes.",
     )
     add_run_dir(train)
-    train.add_argument("--island", metavar="NAME", required=True, help="which island of the roster this is")
+    who = train.add_mutually_exclusive_group(required=True)
+    who.add_argument("--island", metavar="NAME", help="which island of the roster this is")
+    who.add_argument(
+        "--lease", action="store_true", help="be any island that is free, of those in leases.toml; wait until one is"
+    )
     drill = train.add_argument_group("for drills on one machine")
     drill.add_argument(
         "--step-s", metavar="S", type=positive_float, default=0.0, help="let a step take at least so many seconds"

@@ -5,6 +5,7 @@ the owner, ``island.toml`` is an island's own. ``load_run`` reads them all and s
 """
 
 from isthmus.config.island import DEFAULT_SOURCES, IslandConfig
+from isthmus.config.leases import LeasesConfig, load_leases
 from isthmus.config.load import LoadedRun, SharedFiles, load_run, load_shared
 from isthmus.config.membership import add_island, remove_island, set_windows, sign_again, write_roster
 from isthmus.config.paths import IslandPaths, RunPaths
@@ -18,12 +19,14 @@ __all__ = [
     "OWN_MODEL",
     "IslandConfig",
     "IslandPaths",
+    "LeasesConfig",
     "LoadedRun",
     "NewIsland",
     "RunConfig",
     "RunPaths",
     "SharedFiles",
     "add_island",
+    "load_leases",
     "load_run",
     "load_shared",
     "remove_island",

@@ -80,6 +80,16 @@ class RunPaths:
         return self.root / "owner.key"
 
     @property
+    def leases(self) -> Path:
+        """``leases.toml``, where islands are leased; only at sites that lease them."""
+        return self.root / "leases.toml"
+
+    @property
+    def leases_dir(self) -> Path:
+        """Keys and files of the lease servers, and a lock for each name that a process here holds."""
+        return self.root / "leases"
+
+    @property
     def islands(self) -> Path:
         """The directory of the islands' own directories."""
         return self.root / "islands"

@@ -5,7 +5,7 @@ from isthmus.island.collectives import RankCollectives, open_collectives
 from isthmus.island.held import WholeState, hold, local_part, part_of, reshard, spread_like, state_part
 from isthmus.island.layout import Layout, Parallel
 from isthmus.island.precision import PRECISIONS, Precision, native_bf16
-from isthmus.island.process import start_ranks
+from isthmus.island.process import is_first_rank, start_ranks, word_of_rank_0
 from isthmus.island.ranks import Alone, Ranks, TorchRanks, is_gateway, open_ranks
 from isthmus.island.together import at_gateway, together
 
@@ -22,6 +22,7 @@ __all__ = [
     "at_gateway",
     "compile_blocks",
     "hold",
+    "is_first_rank",
     "is_gateway",
     "local_part",
     "native_bf16",
@@ -34,4 +35,5 @@ __all__ = [
     "start_ranks",
     "state_part",
     "together",
+    "word_of_rank_0",
 ]

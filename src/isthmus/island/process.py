@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its package does not say so
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # its package does not say so
 from torch.distributed.rendezvous import rendezvous
 
 from isthmus.errors import ConfigError, RankError
+
+_WORD = "word-of-rank-0"
+_A_MONTH = timedelta(days=30)
 
 
 @contextmanager
@@ -29,9 +34,7 @@ def start_ranks(device: str) -> Iterator[None]:
         yield
         return
     backend = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    store, rank, size = next(rendezvous("env://"))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what ranks of earlier ones left there, is no more
-    own = PrefixStore(f"attempt-{attempt}", store)
+    own, rank, size = _meet()
     dist.init_process_group(backend, store=own, rank=rank, world_size=size)
     try:
         yield
@@ -46,6 +49,30 @@ def start_ranks(device: str) -> Iterator[None]:
     finally:
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of its island, also before its ranks are joined."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def word_of_rank_0(say: Callable[[], str]) -> str:
+    """What rank 0 has to say, at every rank of this start; before they are joined, and however long it takes."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return say()
+    store, rank, _ = _meet()
+    if rank == 0:
+        store.set(_WORD, say())
+    store.wait([_WORD], _A_MONTH)
+    return str(store.get(_WORD).decode())
+
+
+@cache
+def _meet() -> tuple[Store, int, int]:
+    """The store that the ranks of this start share, this rank, and how many there are."""
+    store, rank, size = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what ranks of earlier ones left there, is no more
+    return PrefixStore(f"attempt-{attempt}", store), rank, size
 
 
 def _take_device(device: str, local_rank: int) -> str | None:

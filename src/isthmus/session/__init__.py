@@ -10,6 +10,7 @@ from isthmus.session.cutting import Cut, cut_model
 from isthmus.session.effects import Effects
 from isthmus.session.engine import Engine
 from isthmus.session.island import Island
+from isthmus.session.leasing import Lease, hold_lease
 from isthmus.session.memory import Memory, Plan
 from isthmus.session.site import Site, open_tcp_link, plan_of, run_started
 from isthmus.session.trainee import Training
@@ -21,12 +22,14 @@ __all__ = [
     "Effects",
     "Engine",
     "Island",
+    "Lease",
     "Memory",
     "Plan",
     "Site",
     "Training",
     "attach",
     "cut_model",
+    "hold_lease",
     "open_tcp_link",
     "plan_of",
     "run_started",

@@ -23,6 +23,7 @@ from isthmus.session.copies import Place
 from isthmus.session.cutting import cut_model
 from isthmus.session.engine import Engine
 from isthmus.session.frozen import check_state
+from isthmus.session.leasing import Lease
 from isthmus.session.site import OpenLink, Site, open_tcp_link, read_files
 from isthmus.session.steps import StepMeter
 from isthmus.session.trainee import Training
@@ -75,7 +76,7 @@ class Island:
         cls,
         run_dir: str | Path,
         *,
-        name: str,
+        name: str | Lease,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         data: object | None = None,
@@ -95,7 +96,7 @@ class Island:
 
         Args:
             run_dir: The run directory, with ``run.toml``, ``roster.toml`` and ``islands/NAME``.
-            name: The island's name in the roster.
+            name: The island's name in the roster, or what holds it (``hold_lease``).
             model: The model, built alike on every island, with fp32 parameters. Changed in place.
             optimizer: Any torch optimizer over the model's parameters. Its state stays on this island.
             data: What the loop reads from; saved and resumed if it has ``state_dict`` and ``load_state_dict``.
@@ -112,12 +113,13 @@ class Island:
             LinkError: The link cannot be opened.
         """
         ranks = open_ranks()
-        loaded = read_files(ranks, Path(run_dir), name)
+        lease = name if isinstance(name, Lease) else Lease(name)
+        loaded = read_files(ranks, Path(run_dir), lease.name)
         mixing = loaded.run.mixing
         cut = cut_model(
             model,
             num_fragments=mixing.fragments,
-            peers=tuple(peer.name for peer in loaded.roster.peers(name)),
+            peers=tuple(peer.name for peer in loaded.roster.peers(lease.name)),
             embedding_codec=mixing.embedding_codec,
             mixed_momentum=mixing.momentum == "mixed",
             masters=masters,
@@ -125,7 +127,7 @@ class Island:
             place=Place(on_host=loaded.island.island.slow_state == "host"),
         )
         training = Training(model, optimizer, data, ranks, masters)
-        site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks)
+        site = Site(loaded, cut, training, SystemClock(), open_link, precision, manifest_digest, ranks, lease)
         site.wait_for_window()
         island = cls(site)
         island._get_ready()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -88,16 +90,24 @@ class RosterWatch:
             self._found = self._file.look() or self._found
 
 
+class Watch(Protocol):
+    """Something beside the link that has something to say to its island now and then."""
+
+    def take(self) -> LinkEvent | None:
+        """What there is, once."""
+        ...
+
+
 class WatchingLink:
     """The gateway's link; what the roster's file newly holds is heard on it as if this island had said it.
 
     Args:
         link: The link.
-        watch: Looks at the file.
+        watches: Look at the file, and at what else is beside the link.
     """
 
-    def __init__(self, link: Link, watch: RosterWatch) -> None:
-        self._link, self._watch = link, watch
+    def __init__(self, link: Link, watches: Sequence[Watch]) -> None:
+        self._link, self._watches = link, watches
 
     def buffer(self, num_bytes: int) -> memoryview:
         """See ``Link.buffer``."""
@@ -114,8 +124,7 @@ class WatchingLink:
     def poll(self) -> list[LinkEvent]:
         """See ``Link.poll``."""
         events = self._link.poll()
-        if (found := self._watch.take()) is not None:
-            events.append(found)
+        events += [found for watch in self._watches if (found := watch.take()) is not None]
         return events
 
     def wait(self, timeout_s: float) -> None:

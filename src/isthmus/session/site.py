@@ -31,6 +31,7 @@ from isthmus.session.cutting import Cut
 from isthmus.session.effects import Effects
 from isthmus.session.engine import Engine
 from isthmus.session.keeping import Keeper, SharedKeeper
+from isthmus.session.leasing import Lease
 from isthmus.session.memory import Plan
 from isthmus.session.notice import Notice
 from isthmus.session.rosters import WATCH_S, RosterFile, RosterWatch, WatchingLink, heard_roster
@@ -94,6 +95,7 @@ class Site:
     precision: str = ""
     manifest_digest: str = ""
     ranks: Ranks = field(default_factory=Alone)
+    lease: Lease | None = None
     storage: LocalStorage = field(init=False)
     writer: RecordWriter | None = field(init=False)
     narrator: Narrator = field(init=False)
@@ -170,17 +172,26 @@ class Site:
 
     def _link(self, incarnation: int) -> Link:
         """The link, which the gateway alone opens."""
-        own = at_gateway(self.ranks, lambda: self._watching(SturdyLink(self.open_link(self.loaded, incarnation))))
+        own = at_gateway(self.ranks, lambda: self._watching(SturdyLink(self.open_link(self._found(), incarnation))))
         if own is not None and self.ranks.size == 1:
             return own
         return SharedLink(own, self.accord, self.model.slow.shares)
 
     def _watching(self, link: Link) -> Link:
-        return link if self.watch is None else WatchingLink(link, self.watch)
+        watches = [watch for watch in (self.watch, self.lease) if watch is not None]
+        return WatchingLink(link, watches) if watches else link
+
+    def _found(self) -> LoadedRun:
+        """The run's files, with where those that hold other leases are reached; ``link.dial`` comes before that."""
+        addresses = {} if self.lease is None else self.lease.addresses()
+        link = self.loaded.island.link
+        dial = link.model_copy(update={"dial": addresses | link.dial})
+        return replace(self.loaded, island=self.loaded.island.model_copy(update={"link": dial}))
 
     def away(self) -> frozenset[str]:
-        """The islands that are not there by their windows, as the gateway's clock has it."""
-        names = ",".join(sorted(self.loaded.roster.away(self.clock.wall_s())))
+        """The islands that are not there by their windows, as the gateway's clock has it, or that nobody leases."""
+        leased = frozenset() if self.lease is None else self.lease.away
+        names = ",".join(sorted(self.loaded.roster.away(self.clock.wall_s()) | leased))
         return frozenset(filter(None, self.ranks.collect(names.encode())[0].decode().split(",")))
 
     def wait_for_window(self) -> None:
@@ -189,11 +200,11 @@ class Site:
 
     @property
     def must_leave(self) -> str | None:
-        """Why the island is to leave now: a notice, or the end of its window, less the time that leaving takes."""
+        """Why the island is to leave now: a notice, its name lost, or the end of its window."""
         grace_s = self.loaded.island.leave.grace_s
-        return self.notice.reason or why_leave(
-            self.loaded.member, self.clock, started_s=self._started_s, grace_s=grace_s
-        )
+        lost = None if self.lease is None else self.lease.lost
+        closes = why_leave(self.loaded.member, self.clock, started_s=self._started_s, grace_s=grace_s)
+        return self.notice.reason or lost or closes
 
     def hear_roster(self, document: str) -> bool:
         """Whether this is a newer roster of this run; the island goes by it from its next step boundary on."""
