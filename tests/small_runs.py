@@ -203,15 +203,6 @@ def in_memory(paths: RunPaths, *later: str) -> Callable[[LoadedRun, int], Link]:
     return open_link
 
 
-def children_of(pid: int, command: str = "") -> list[int]:
-    """The processes that a process started and that have not ended, all or those of a command line."""
-    pattern = ("-f", command) if command else ()
-    found = subprocess.run(
-        ["pgrep", "-r", "D,R,S,T,t", "-P", str(pid), *pattern], check=False, capture_output=True, text=True
-    )
-    return [int(child) for child in found.stdout.split()]
-
-
 class Child:
     """One island in a process of its own, its words in a file."""
 
@@ -231,9 +222,14 @@ class Child:
 
     def workers(self) -> list[int]:
         """The processes it started: the ranks of a torchrun, each in a session of its own."""
-        return children_of(self.process.pid)
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], check=False, capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
 
     def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def kill_all(self) -> None:
         """Kills it and its workers, which would train on without it."""
         for pid in (self.process.pid, *self.workers()):
             with suppress(ProcessLookupError):
@@ -262,7 +258,7 @@ def children() -> Iterator[Callable[..., Child]]:
     finally:
         for child in started:
             if child.process.poll() is None:
-                child.kill()
+                child.kill_all()
 
 
 def trainer(paths: RunPaths, name: str, ranks: int = 1, *options: str) -> tuple[Path, ...]:

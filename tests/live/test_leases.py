@@ -22,9 +22,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
+def paths(tmp_path: Path, request: pytest.FixtureRequest) -> RunPaths:
     """A run whose second island is leased, for two seconds at a time."""
-    paths = write_text_run(tmp_path / "run", "us-east", "spot-0", tokens=100_000, island={"batch_size": 4})
+    paths = write_text_run(
+        tmp_path / "run", "us-east", "spot-0", tokens=getattr(request, "param", 60_000), island={"batch_size": 4}
+    )
     write_leases(paths.root, ("spot-*",), (address := free_address(),))
     change_file(paths.leases, ("lease_s = 30.0", "lease_s = 2.0"))
     (paths.root / "address").write_text(address)
@@ -51,6 +53,7 @@ def machine(paths: RunPaths, name: str) -> RunPaths:
     return RunPaths(root)
 
 
+@pytest.mark.parametrize("paths", [10_000_000], indirect=True)
 def test_a_spare_takes_the_island_of_a_machine_that_hangs_which_then_leaves(paths: RunPaths):
     spare_paths = machine(paths, "spare")
     free = free_address().rpartition(":")[2]
@@ -73,6 +76,7 @@ def test_a_spare_takes_the_island_of_a_machine_that_hangs_which_then_leaves(path
         )
         until(lambda: records_of(spare_paths, "spot-0", records.Meeting), "a meeting of the spare", us_east, spare)
         for child in (us_east, spare):
+            child.signal(signal.SIGTERM)
             child.ends_well()
     assert records_of(spare_paths, "spot-0", records.Joined)[0].how == "adopted"
 
@@ -91,13 +95,17 @@ def test_an_island_of_two_ranks_is_leased_by_the_first_and_given_back_at_the_end
     assert records_of(paths, "spot-0", records.Finished)[-1].reason == "done"
 
 
+@pytest.mark.parametrize("paths", [10_000_000], indirect=True)
 def test_lease_servers_that_are_away_delay_nobody_who_has_a_name(paths: RunPaths, servers: Servers):
     with children() as start:
         us_east, leased = start(*trainer(paths, "us-east")), start(*leaser(paths, "leased.log"))
         until(lambda: last_step(paths, "spot-0") > 5, "steps", us_east, leased)
         servers.kill()
         until(lambda: records_of(paths, "spot-0", records.Alarm), "an alarm", us_east, leased)
+        before = last_step(paths, "spot-0")
+        until(lambda: last_step(paths, "spot-0") > before + 20, "steps without them", us_east, leased)
         for child in (us_east, leased):
+            child.signal(signal.SIGTERM)
             child.ends_well()
     assert "cannot be renewed" in records_of(paths, "spot-0", records.Alarm)[0].what
-    assert records_of(paths, "spot-0", records.Finished)[-1].reason == "done"
+    assert records_of(paths, "spot-0", records.Finished)[-1].detail == "SIGTERM"

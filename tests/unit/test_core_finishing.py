@@ -90,6 +90,22 @@ def test_the_outcome_is_the_runs_once_most_islands_hold_it():
     assert core.core.phase is Phase.DONE and not core.core.provisional
 
 
+def test_where_all_hold_the_outcome_and_too_many_may_not_vote_it_is_provisional_at_once():
+    core = LoneCore()
+    core.start()
+    core.step()
+    at_the_end_with_birch(core)
+    tag = core.edge("birch").mine.ending
+    number = tag >> TAG_BITS
+    core.publish_from("birch", 7, codec=WHOLE_CODEC, ending=tag, weight_tokens=100, run_tokens=100)
+    held = {"plan": number, "result": number, "vote": 0}
+    core.say("birch", standing_of("birch", number=3, **held, digest=b"of other weights"))
+    assert core.core.phase is Phase.FINISHING
+    core.say("birch", standing_of("birch", number=4, **held, digest=core.core.memory.end_digest))
+    assert core.core.phase is Phase.DONE and core.core.provisional
+    assert core.core.memory.end_result == number, "it keeps the outcome that both hold"
+
+
 def test_an_answer_of_a_partner_that_still_trains_is_a_correction_and_not_the_end():
     core = LoneCore()
     core.start()

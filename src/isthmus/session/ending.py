@@ -341,8 +341,16 @@ class RunEnd:
         alone = self._expected() == {self._plan.name}
         patience = 1 if state.plan is None and len(self._present(now_s)) == 1 else 3
         waited = now_s - state.since_s >= patience * self._plan.finish_wait_s or state.num_plans > MOST_PLANS
-        if provisional or (alone and not own) or waited:
+        if provisional or (alone and not own) or waited or self._all_said(now_s):
             self._end_alone(restore=not provisional and not own)
+
+    def _all_said(self, now_s: float) -> bool:
+        """Whether all that may still come hold the plan's outcome and have voted, as far as they may."""
+        plan, present = self._state.plan, self._present(now_s)
+        if plan is None or not plan.binding or self._unsaved:
+            return False
+        agreed = {name for name, each in present.items() if each.digest == self._memory.end_digest}
+        return all(name in agreed and _has_voted(present[name], plan) for name in self._expected())
 
     def _end_alone(self, *, restore: bool = True) -> None:
         """End with weights that may not be the run's, and let the others go on without this island."""
