@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from isthmus import meeting
 from isthmus.meeting import Action
@@ -59,7 +60,8 @@ class Company:
 
     def takers(self, peers: Iterable[str]) -> set[str]:
         """Those of ``peers`` that could take part in a meeting: of the same make, and not refused."""
-        return set(filter(self._fits, peers))
+        known = self._memory.peers
+        return {peer for peer in peers if not known[peer].is_refused} - self.misfits
 
     def may_knock(self, peer: str, fragment: int) -> bool:
         """Whether a publication to this peer can hope for an answer."""
@@ -122,10 +124,9 @@ class Company:
         """
         every_s = self._plan.hello_every_s
         patience = 6 if phase is Phase.TRAINING else 1
-        for peer in self.takers(self._alive):
-            since_s = now_s - self._hello_at_s.get(peer, float("-inf"))
-            if since_s < every_s:
-                continue
+        said_at_s = self._hello_at_s
+        for peer in self.takers([peer for peer in self._alive if now_s - said_at_s.get(peer, -inf) >= every_s]):
+            since_s = now_s - said_at_s.get(peer, -inf)
             edges = self._memory.edges[peer]
             apart = peer in self._asking or any(not edge.open for edge in edges)
             unanswered = any(edge.mine for edge in edges)

@@ -77,7 +77,12 @@ class Trade:
 
     def order_arrivals(self, step: int, *, at_once: bool) -> None:
         """Order every arrival that is due: τ steps after the own publication at the earliest, at once for an answer."""
-        both = [each for each in self._memory.all_edges() if each[2].mine is not None and each[2].theirs is not None]
+        both = [
+            (peer, fragment, edge)
+            for peer, edges in self._memory.edges.items()
+            for fragment, edge in enumerate(edges)
+            if edge.mine is not None and edge.theirs is not None
+        ]
         for peer, fragment, edge in both:
             due = at_once or step >= edge.due_step
             if due and self._may_arrive(edge) and not self._memory.peers[peer].is_refused:
