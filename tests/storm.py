@@ -210,8 +210,9 @@ def main() -> int:
             for seed in bad:
                 say(report(draw(seed)))
             if done % 500 == 0:
-                say(f"{done} storms, {len(failed)} failed, {time.perf_counter() - started_s:.0f} s")
-    say(table(hits))
+                say(f"{done} storms, {len(failed)} failed, {time.perf_counter() - started_s:.0f} s\n{table(hits)}")
+    if done % 500:
+        say(table(hits))
     never = [(kind, state) for kind in get_args(FaultKind) for state in STATES if not hits[kind, state]]
     each = f"{done} storms of {NUM_ISLANDS} islands, {steps / done / NUM_ISLANDS:.0f} steps each"
     say(f"{each}; failed: {failed or 'none'}")
