@@ -116,6 +116,27 @@ class LinkTable(Table):
         description="Where peers are found from here, in place of the roster's addresses.",
         examples=[{"asia": ("10.0.0.2:47111",)}],
     )
+    heartbeat_s: float = Field(default=2.0, gt=0, description="Seconds between two signs of life to each peer.")
+    silence_s: float = Field(
+        default=15.0, gt=0, description="Seconds without a word after which a peer is taken to be lost."
+    )
+    handshake_s: float = Field(
+        default=10.0, gt=0, description="Seconds for a peer to answer a new connection and to show who it is."
+    )
+    start_s: float = Field(default=20.0, gt=0, description="Seconds for the link's own process to start.")
+    ask_again_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Seconds between two questions to a peer that does not agree on where both stand.",
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        broken: list[Relation] = []
+        if self.silence_s < 2 * self.heartbeat_s:
+            broken.append(("silence_s", self.silence_s, f"at least 2 x link.heartbeat_s = {2 * self.heartbeat_s:g}"))
+        refuse_relations(broken)
+        return self
 
 
 class CheckpointTable(Table):
@@ -123,6 +144,9 @@ class CheckpointTable(Table):
 
     every_steps: int = Field(default=100, ge=1, description="Steps between two saves.")
     keep: int = Field(default=2, ge=1, description="So many newest ones stay.")
+    wait_s: float = Field(
+        default=600.0, gt=0, description="Seconds that leaving waits for a checkpoint that is being written."
+    )
 
 
 class RecordsTable(Table):
@@ -162,6 +186,7 @@ class LeaveTable(Table):
         pattern="^https?://",
         description="It leaves when this address answers with status 200, as clouds announce preemptions.",
     )
+    notice_every_s: float = Field(default=2.0, gt=0, description="Seconds between two looks for a notice.")
     notice_contains: str = Field(default="", description="Of an answer that is always there, what must be in it.")
     notice_headers: dict[str, str] = Field(default={}, description="Headers to ask that address with.")
 

@@ -32,8 +32,8 @@ from isthmus.terms import Goodbye, Phase
 
 _PROVISIONAL = "the weights at the end are provisional: not every fragment was agreed with every island of the run"
 
-_SAVE_S, _LONG_SAVE_S = 10.0, 600.0
-"""How long leaving waits for a checkpoint that is being written, after a failure and else."""
+_SAVE_S = 10.0
+"""How long leaving waits for a checkpoint that is being written, after a failure."""
 
 Result = Literal["done", "interrupted", "failed"]
 """How an island's part of the run ended."""
@@ -324,7 +324,8 @@ class Island:
             return
         self._result = result
         self._meter.flush()
-        self.engine.finish_saves(_SAVE_S if result == "failed" else _LONG_SAVE_S)
+        wait_s = self._site.loaded.island.checkpoint.wait_s
+        self.engine.finish_saves(min(_SAVE_S, wait_s) if result == "failed" else wait_s)
         link = self.engine.effects.link
         for peer in self.engine.core.company.living:
             link.send(peer, Goodbye(detail or result))

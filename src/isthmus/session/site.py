@@ -48,7 +48,11 @@ OpenLink = Callable[[LoadedRun, int], Link]
 """Makes the link of one incarnation of an island."""
 
 
-def open_tcp_link(loaded: LoadedRun, incarnation: int, *, dial: Mapping[str, tuple[str, ...]] | None = None) -> Link:
+Dial = Mapping[str, tuple[str, ...]]
+"""Where peers are found, by name."""
+
+
+def open_tcp_link(loaded: LoadedRun, incarnation: int, *, dial: Dial | None = None) -> Link:
     """The TLS link of one incarnation of an island.
 
     Args:
@@ -59,23 +63,30 @@ def open_tcp_link(loaded: LoadedRun, incarnation: int, *, dial: Mapping[str, tup
     Raises:
         LinkError: The address to listen on is taken, or the link's process cannot be started.
     """
+    return TcpLink(link_settings(loaded, incarnation, dial=dial or {}))
+
+
+def link_settings(loaded: LoadedRun, incarnation: int, *, dial: Dial) -> LinkSettings:
+    """What the files of the run say to the link of one incarnation of an island."""
     link = loaded.island.link
-    found = {**link.dial, **(dial or {})}
+    found = {**link.dial, **dial}
     peers = tuple(
         PeerAddress(peer.name, peer.certificate_pem, found.get(peer.name, peer.addresses))
         for peer in loaded.roster.peers(loaded.member.name)
     )
-    return TcpLink(
-        LinkSettings(
-            name=loaded.member.name,
-            run=loaded.run.hash,
-            incarnation=incarnation,
-            key_pem=loaded.identity.key_pem,
-            certificate_pem=loaded.identity.certificate_pem,
-            peers=peers,
-            listen=link.listen,
-            rate_bits_per_s=None if link.rate_mbit is None else link.rate_mbit * 1e6,
-        )
+    return LinkSettings(
+        name=loaded.member.name,
+        run=loaded.run.hash,
+        incarnation=incarnation,
+        key_pem=loaded.identity.key_pem,
+        certificate_pem=loaded.identity.certificate_pem,
+        peers=peers,
+        listen=link.listen,
+        rate_bits_per_s=None if link.rate_mbit is None else link.rate_mbit * 1e6,
+        heartbeat_s=link.heartbeat_s,
+        timeout_s=link.silence_s,
+        handshake_timeout_s=link.handshake_s,
+        start_timeout_s=link.start_s,
     )
 
 
@@ -120,7 +131,13 @@ class Site:
         file = None if leave.notice_file is None else self.loaded.paths.root / leave.notice_file
         roster = RosterFile(self.loaded.paths.root, self.loaded.member.name)
         self.watch = at_gateway(self.ranks, lambda: RosterWatch(roster, WATCH_S))
-        self.notice = Notice(file, leave.notice_url, contains=leave.notice_contains, headers=leave.notice_headers)
+        self.notice = Notice(
+            file,
+            leave.notice_url,
+            contains=leave.notice_contains,
+            headers=leave.notice_headers,
+            poll_s=leave.notice_every_s,
+        )
 
     def open(self, state: Mapping[str, Any] | None, *, resumed_from: str | None, waits: bool = True) -> Engine:
         """Raise the incarnation, open the link and make the engine; writes the first record of this start.
@@ -341,6 +358,7 @@ def plan_of(loaded: LoadedRun, model: Cut) -> Plan:
         save_every_steps=loaded.island.checkpoint.every_steps,
         join_wait_s=loaded.island.join.wait_s,
         finish_wait_s=loaded.island.finish.wait_s,
+        hello_every_s=loaded.island.link.ask_again_s,
         rule=mixing.rule,
         meetings=mixing.meetings,
         roster=loaded.roster.version,

@@ -20,7 +20,7 @@ class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     ``listen`` is ``host:port``; port 0 takes any free one, None does not listen at all. ``rate_bits_per_s`` caps
     what this island sends to all peers together. A peer that is silent for ``timeout_s`` is down; heartbeats go out
-    every ``heartbeat_s``.
+    every ``heartbeat_s``. The link's process is given ``start_timeout_s`` to start.
     """
 
     name: str
@@ -34,6 +34,7 @@ class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     heartbeat_s: float = 2.0
     timeout_s: float = 15.0
     handshake_timeout_s: float = 10.0
+    start_timeout_s: float = 20.0
     max_publication_bytes: int = MAX_PUBLICATION_BYTES
 
     def __repr__(self) -> str:

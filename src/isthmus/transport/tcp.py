@@ -35,7 +35,6 @@ from isthmus.transport.ipc import (
 from isthmus.transport.settings import LinkSettings
 from isthmus.wire import decode_message, encode_message
 
-START_TIMEOUT_S = 20.0
 RESTART_EVERY_S = 60.0
 """A link process that dies is replaced; one that dies again within this time is given up."""
 
@@ -174,7 +173,7 @@ class TcpLink:
         self._process.end(_EXIT_GRACE_S)
 
     def _await_start(self) -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self._settings.start_timeout_s
         while self._read() and not (self._started or self._failure) and time.monotonic() < deadline_s:
             self._process.wait_readable(max(0.0, deadline_s - time.monotonic()))
         if not self._started:
